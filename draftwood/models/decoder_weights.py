@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,11 +29,11 @@ class DecoderWeights(nn.Module):
         self.n_layers = config.num_hidden_layers
         self.home: Path | None = None  # the directory that it was loaded from
         rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
-        self.embed = Embedding(rows[0], config.hidden_size)
+        self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding
         self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
         self.layers = nn.ModuleList(Block(self.local, parallel) for _ in range(config.num_hidden_layers))
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
-        self.head = Linear(config.hidden_size, self.local.vocab_size, bias=False)
+        self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=False)
         if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
         windows = config.windows[: self.n_layers] or (0,) * self.n_layers
@@ -71,8 +73,18 @@ class DecoderWeights(nn.Module):
         return self.norm.dtype
 
     @property
+    def kinds_of_weights(self) -> list[str]:
+        """The types that the matrices of the layers and the head are stored in, the one with the most bytes first."""
+        sizes: Counter[str] = Counter()
+        for module in self.modules():
+            if getattr(module, "out_features", None) is not None:
+                kind = getattr(module, "kind", None) or str(self.dtype).removeprefix("torch.")
+                sizes[kind] += bytes_of(module)
+        return list(dict.fromkeys(kind for kinds, _ in sizes.most_common() for kind in kinds.split(", ")))
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads for any number of rows: all but the tables of embeddings."""
         own = sum(part.nbytes for part in self.parameters(recurse=False))
-        apart = (self, self.embed, self.position)
+        apart = {self, self.embed, self.position, *self.embed.children()} - {self.head}
         return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.models.backend.native import NativeMatrix, unavailable
+from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix, unavailable
 from draftwood.models.quantise import GROUP_SIZE
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,12 @@ def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") ->
 
 
 def held_alike(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Holder | None:
-    """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target."""
+    """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target.
+
+    Beside quantised matrices a head is in int8: in float32 it would cost a large part of the target's pass.
+    """
+    if isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS:
+        return partial(NativeMatrix, kind="int8")
     return holder(dtype, device, None, "native" if isinstance(module, NativeMatrix) else "pytorch")
 
 

@@ -6,7 +6,9 @@ It is a package of its own, draftwood-native; what is not there, or does not fit
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,7 +19,8 @@ from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
 ABI_VERSION = 3
-MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
+MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
+PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
 PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
 
@@ -28,7 +31,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class ModelShape(Structure):
     _fields_ = [
         *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated"),
-        *_fields(c_int32, "half_embeddings position_offset"),
+        *_fields(c_int32, "half_positions position_offset"),
         *_fields(c_float, "eps scale softcap logit_softcap embedding_scale"),
         *_fields(c_void_p, "embeddings positions norm norm_bias head"),
     ]
@@ -39,6 +42,29 @@ class ModelPart(Structure):
         *_fields(c_int32, "attention window rope keys values"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
     ]
+
+
+class StoredPart(Structure):
+    _fields_ = [*_fields(c_int64, "format rows stride"), *_fields(c_void_p, "data order")]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Outputs of a matrix as a GGUF file holds them.
+
+    `data` [rows, bytes of a row] uint8, contiguous, may lie in a mapped file; a row has `inputs` weights. `order` [N]
+    int64: which row each output is, or None: as they lie. `kind` is the type's name in the file, `number` the format's
+    number for it.
+    """
+
+    kind: str
+    number: int
+    inputs: int
+    data: Any
+    order: Any = None
+
+    def __len__(self) -> int:
+        return len(self.data if self.order is None else self.order)
 
 
 @cache
@@ -59,6 +85,9 @@ def library() -> ctypes.CDLL | str:
     lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
     lib.dw_matrix_grouped.restype = c_void_p
     lib.dw_matrix_grouped.argtypes = [c_int, c_int64, c_int64, *[c_void_p] * 4, c_int]
+    lib.dw_matrix_stored.restype = c_void_p
+    lib.dw_matrix_stored.argtypes = [POINTER(StoredPart), c_int, c_int64, c_void_p, c_int]
+    lib.dw_matrix_rows.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
     lib.dw_matrix_bytes.restype, lib.dw_matrix_bytes.argtypes = c_size_t, [c_void_p]
     lib.dw_matrix_apply.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
     lib.dw_model.argtypes = [POINTER(ModelShape), c_int]
@@ -111,24 +140,38 @@ class NativeMatrix(nn.Module):
 
     fewest_rows = 1
 
-    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None, kind: str | None = None) -> None:
-        """`kind`: float32, bfloat16 or int8 (in groups of 32 inputs); None: the weight's own."""
+    def __init__(
+        self, weight: Tensor | Grouped | Sequence[StoredRows], bias: Tensor | None, kind: str | None = None
+    ) -> None:
+        """`kind`: float32, bfloat16, float16 or int8 (in groups of 32 inputs); None: the weight's own."""
         super().__init__()
         lib, threads = loaded_library(), torch.get_num_threads()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models
         bias_floats = None if bias is None else bias.detach().float().contiguous()
+        shape: tuple[int, int]
         if isinstance(weight, Grouped):
             self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
             parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
             places = [part.data_ptr() for part in parts]
             self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(bias_floats), threads)
-        else:
+        elif isinstance(weight, Tensor):
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
             weight = weight.detach().contiguous()
             half = weight.dtype == torch.bfloat16
             self.handle = lib.dw_matrix(
                 MATRIX_TYPES[self.kind], *shape, weight.data_ptr(), half, address(bias_floats), threads
             )
+        else:
+            self.kind = ", ".join(dict.fromkeys(part.kind.lower() for part in weight))
+            shape = sum(map(len, weight)), weight[0].inputs
+            orders = [None if part.order is None else part.order.ctypes.data for part in weight]
+            table = (StoredPart * len(weight))(
+                *(
+                    StoredPart(part.number, len(part), part.data.strides[0], part.data.ctypes.data, order)
+                    for part, order in zip(weight, orders, strict=True)
+                )
+            )
+            self.handle = lib.dw_matrix_stored(table, len(weight), shape[1], address(bias_floats), threads)
         self.out_features, self.in_features = shape
         check(not self.handle)
         self.weight_bytes = lib.dw_matrix_bytes(self.handle)
@@ -149,3 +192,25 @@ class NativeMatrix(nn.Module):
             lib.dw_matrix_apply(self.handle, len(rows), rows.data_ptr(), out.data_ptr(), torch.get_num_threads()) != 0
         )
         return out.view(*x.shape[:-1], self.out_features)  # of no rows too
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The weights [..., K] float32 of the outputs `index` [...]."""
+        wanted = index.reshape(-1).to(torch.int64).contiguous()
+        out = torch.empty(len(wanted), self.in_features)
+        lib, threads = loaded_library(), torch.get_num_threads()
+        check(lib.dw_matrix_rows(self.handle, len(wanted), wanted.data_ptr(), out.data_ptr(), threads) != 0)
+        return out.view(*index.shape, self.in_features)
+
+
+class NativeEmbedding(nn.Module):
+    """Row i of a packed matrix for index i, in float32; a tied head is the same matrix, once in memory."""
+
+    def __init__(self, matrix: NativeMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def __len__(self) -> int:
+        return self.matrix.out_features
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.matrix.rows(index)

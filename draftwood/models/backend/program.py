@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.native import PLANE_TYPES, ModelPart, ModelShape, NativeMatrix, check, loaded_library
+from draftwood.models.backend.native import (
+    PLANE_TYPES,
+    ModelPart,
+    ModelShape,
+    NativeEmbedding,
+    NativeMatrix,
+    check,
+    loaded_library,
+)
 from draftwood.models.base import Batch
 from draftwood.models.block import Block
 from draftwood.models.cache import Cache, data_pointers
@@ -34,16 +42,17 @@ class Program:
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
-        embeds = len(decoder.embed.weight) > 0
+        embeds = self._embeddings(decoder)
         shape = ModelShape(
             *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
             0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
             *(c.vocab_size, c.norm == "layer", ACTIVATION_NUMBERS[c.hidden_act], c.gated),
-            *(decoder.embed.weight.dtype == torch.bfloat16, c.position_offset or 0, c.rms_norm_eps),
+            *(decoder.position is not None and decoder.position.weight.dtype == torch.bfloat16, c.position_offset or 0),
+            c.rms_norm_eps,
             c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             *(c.attention_softcap or 0, c.logit_softcap or 0),
             float(torch.tensor(c.embedding_scale, dtype=decoder.dtype)),  # rounded, as when the models were trained
-            self._keep(decoder.embed.weight) if embeds else None,
+            embeds,
             self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
             *(self._norm(decoder.norm), self._vector(decoder.norm_bias), self._matrix(decoder.head)),
         )
@@ -64,6 +73,13 @@ class Program:
     def __del__(self) -> None:
         if handle := self.__dict__.pop("handle", None):
             self._free(handle)
+
+    def _embeddings(self, decoder: DecoderWeights) -> Any:
+        """The handle of the matrix of embeddings; None for a model that reads hidden states."""
+        embed = decoder.embed
+        if isinstance(embed, NativeEmbedding):
+            return self._matrix(embed.matrix)
+        return self._matrix(NativeMatrix(embed.weight, None)) if len(embed.weight) else None
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

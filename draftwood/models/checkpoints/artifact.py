@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftwood.errors import ModelError
+from draftwood.models.backend.native import NativeEmbedding
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.files import write_tensors
 from draftwood.util.safe_parsing import parse_json, short_repr
@@ -126,7 +127,9 @@ def fingerprint(model: CausalModel) -> str:
     about = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
     shape = [type(inner).__name__, inner.vocab_size, inner.n_layers, about]
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
-    for part in (getattr(inner, "norm", None), getattr(getattr(inner, "embed", None), "weight", None)):
+    embed = getattr(inner, "embed", None)
+    table = embed(torch.arange(min(FINGERPRINT_ROWS, len(embed)))) if isinstance(embed, NativeEmbedding) else embed
+    for part in (getattr(inner, "norm", None), getattr(table, "weight", table)):
         if isinstance(part, torch.Tensor):
             rounded = part.detach()[:FINGERPRINT_ROWS] if part.dim() > 1 else part.detach()
             digest.update(rounded.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())

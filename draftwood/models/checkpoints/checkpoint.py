@@ -12,29 +12,28 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.backend.matrix import Holder, computed, holder
-from draftwood.models.backend.native import NativeMatrix
+from draftwood.models.backend.native import NativeMatrix, unavailable
 from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
 from draftwood.models.checkpoints.files import read_json
 from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX, PLAIN_TYPES
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
-from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
-from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
+from draftwood.models.checkpoints.parameters import ParameterReader, pack_embeddings, sources_of
+from draftwood.models.checkpoints.safetensors_weights import Safetensors
+from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors, as_stored, check_unread
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.kv_rows import kv_dtype_of
-from draftwood.models.partition import UNSPLIT, Parallel, ParameterPart
+from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.quantise import Grouped
 from draftwood.util.resident import give_back
 from draftwood.util.safe_parsing import short_repr
@@ -146,7 +145,8 @@ def load(
     dtype "auto" is the one that config.json names, else the one that the weights are stored in, or float32 where a CPU
     has no fast kernels for it (`matrix.computed`). On a CPU matrices are packed for a backend ("native", "pytorch";
     "auto": native where it is installed), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
-    trained, grown and saved. The quantised tensors of a GGUF file are dequantised.
+    trained, grown and saved. With "auto" the native kernels compute the matrices of a GGUF file in the file's own bits;
+    else they are dequantised.
 
     `grouped`: quantised matrices, by the names of their modules, that replace those of the checkpoint. `parallel`: the
     part of a split model that this process has; nothing else is read. `advance` is called with the share of the weights
@@ -164,37 +164,40 @@ def load(
         tensors = file or Safetensors(home, stack)
         family, full_model = _outline(tensors, raw, family, config)
         config = full_model.config
+        own_bits = parallel.size == 1 and _in_own_bits(tensors, dtype, place, quantize, packed, backend)
         wanted, hold = _storage(raw, tensors, dtype, place, quantize, packed, backend)
-        kept = kv_dtype_of(kv_dtype, wanted, quantize)
+        if own_bits:
+            wanted, hold = torch.float32, NativeMatrix  # of vectors, and of matrices that do not fit the kernels
+        narrow = own_bits and tensors.dtype() != "float32"
+        kept = kv_dtype_of(kv_dtype, wanted, "file" if narrow else quantize)
         tied = full_model.head.weight is full_model.embed.weight
         shapes = {name: parameter.shape for name, parameter in full_model.named_parameters()}  # a tied head has none
         model, total = full_model, sum(shape.numel() for shape in shapes.values())
         if parallel.size > 1:
             with torch.device("meta"):
                 model = Decoder(config, parallel)
+        reader = ParameterReader(tensors, family, config, parallel, wanted, place, hold, own_bits, grouped or {})
         for name, shape in shapes.items():
-            piece = parallel.piece(name, shape, config)
-            if piece is None:
-                continue
-            packable = hold is not None and _is_matrix(model, name)
-            tensor = _assemble(tensors, family, name, shape, piece, wanted, place, packable)
-            known = (grouped or {}).get(name.rpartition(".")[0])
-            _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
-            del tensor
-            give_back()
+            if not (name.endswith(".bias") and name.removesuffix("bias") + "weight" in shapes):  # put with its matrix
+                reader.put(model, name, shape)
+                give_back()
             advance(shape.numel() / total)
         if tied:
-            table = model.embed.weight
-            if parallel.size > 1:
-                rows = ParameterPart((parallel.words(config.vocab_size),))
-                shape = shapes["embed.weight"]
-                read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
-                table = nn.Parameter(read, requires_grad=False)
-            _put(model, "head.weight", table, hold)
+            reader.put_tied(model, shapes[EMBED_WEIGHT])
+        pack_embeddings(model, tied)
     model.home, model.kv_dtype = home.parent if file else home, kept
     if file:
-        log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
+        types = ", ".join(model.kinds_of_weights) if own_bits else quantize or str(wanted)[6:]
+        log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), types)
     return model.eval()
+
+
+def _in_own_bits(
+    tensors: Tensors, dtype: str | torch.dtype, place: torch.device, quantize: str | None, packed: bool, backend: str
+) -> bool:
+    """True if matrices are computed in the bits that they have in the file: those of GGUF files, unless asked else."""
+    usual = isinstance(tensors, GgufWeights) and dtype == "auto" and quantize is None and packed
+    return usual and place.type == "cpu" and backend != "pytorch" and unavailable() is None
 
 
 def _storage(
@@ -303,7 +306,7 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
         raise ModelError(f"{path} asks for a model larger than any memory; fetch or correct it") from error
     for name, parameter in first.named_parameters():
         if name != "head.weight" or not config.tie_word_embeddings:
-            _sources(tensors, family, name, parameter.shape)
+            sources_of(tensors, family, name, parameter.shape)
     last = family.names["layers.{i}.o.weight"][0].format(i=config.num_hidden_layers - 1)
     if not tensors.has(last):
         raise ModelError(
@@ -311,80 +314,3 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
             f"again, or correct {tensors.config_source}"
         )
     return drawn(config.num_hidden_layers)
-
-
-def _instead_of(known: Grouped, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Store the quantised matrix `known` instead of the weight."""
-    return NativeMatrix(known, bias)
-
-
-def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:
-    """Set a parameter; a complete matrix is packed by `hold` at once, so that at most one is in memory twice."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    setattr(module, leaf, parameter)
-    if hold is not None and isinstance(module, nn.Linear) and not any(part.is_meta for part in module.parameters()):
-        above, _, last = path.rpartition(".")
-        setattr(model.get_submodule(above), last, hold(module.weight, module.bias))
-
-
-def _is_matrix(model: Decoder, name: str) -> bool:
-    """True if a parameter is the weight of a linear layer."""
-    path, _, leaf = name.rpartition(".")
-    return leaf == "weight" and isinstance(model.get_submodule(path), nn.Linear)
-
-
-def _sources(
-    tensors: Tensors, family: Family, name: str, shape: torch.Size
-) -> tuple[list[tuple[str, list[int]]], bool]:
-    """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
-    layer, pattern = "", name
-    if name.startswith("layers."):
-        layer = name.split(".")[1]
-        pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
-    sources = [source.format(i=layer) for source in family.names[pattern]]
-    shapes = [tensors.shape(source) for source in sources]
-    turned = pattern in family.transposed
-    if turned:
-        shapes = [(part[::-1], path) for part, path in shapes]
-    rows = sum(part[0] if part else 0 for part, _ in shapes)
-    if any([rows, *part[1:]] != list(shape) for part, _ in shapes):
-        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, shapes, strict=True))
-        raise ModelError(
-            f"{shapes[0][1]}: tensor {which} does not fit {tensors.config_source}, which asks for {list(shape)}"
-            f"{' together' if len(sources) > 1 else ''}; the two do not belong together: fetch both again"
-        )
-    return [(source, part) for source, (part, _) in zip(sources, shapes, strict=True)], turned
-
-
-def _assemble(
-    tensors: Tensors,
-    family: Family,
-    name: str,
-    shape: torch.Size,
-    piece: ParameterPart,
-    dtype: torch.dtype,
-    device: torch.device,
-    packable: bool,
-) -> Tensor:
-    """Read a part of a parameter from its tensors, concatenated; each is copied once from the mapped file.
-
-    Where the parameter will be packed (`packable`), a view of the file is returned if possible.
-    """
-    sources, turned = _sources(tensors, family, name, shape)
-    if piece.silent:
-        return torch.zeros(piece.shape(shape), dtype=dtype, device=device)
-    if packable and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
-        return part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns).to(device, dtype).contiguous()
-    made = torch.empty(piece.shape(shape), dtype=dtype, device=device)
-    offset = done = 0
-    for source, part in sources:
-        for rows in piece.rows:
-            first, last = max(rows.start - offset, 0), min(rows.stop - offset, part[0])
-            if first < last:
-                place = made[done : done + last - first]
-                done += last - first
-                inside = slice(first, last), piece.columns
-                tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
-        offset += part[0]
-    return made

@@ -249,38 +249,3 @@ def broken_row(rows: Bytes, kind: str) -> int | None:
     if all(part.all() for part in finite):
         return None
     return int(np.argmin(np.logical_and.reduce(finite).all(1)))
-
-
-def groups(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantised rows in groups of 32, for kernels that keep them: weight = scale * code + shift is `weights`, exactly.
-
-    rows: [N, bytes of a row] of type Q8_0, Q4_0 or Q4_K -> codes [N, K] (int8 of Q8_0, else uint8 from 0 to 15), scale
-    and shift [N, K / 32] in float32. ModelError for other types.
-    """
-    sizes = {"Q8_0": 34, "Q4_0": 18, "Q4_K": 144}
-    if kind not in sizes:
-        raise ModelError(f"weights of type {kind} have no groups of 32 ({', '.join(sizes)} have); dequantise them")
-    blocks = np.ascontiguousarray(rows).reshape(len(rows), -1, sizes[kind])
-    scale, codes = _halves(blocks, 0), blocks
-    if kind == "Q8_0":
-        codes, shift = blocks[..., 2:].view(np.int8), np.zeros_like(scale)
-    elif kind == "Q4_0":
-        codes, shift = _nibbles(blocks[..., 2:], 16), -8 * scale
-    else:  # blocks of 8 groups, whose scales and minima have 6 bits each, the last four split into 4 and 2
-        first, second, last = (blocks[..., at : at + 4] for at in (4, 8, 12))
-        shift = -(_halves(blocks, 2) * np.concatenate((second & 63, last >> 4 | second >> 6 << 4), -1))
-        scale = scale * np.concatenate((first & 63, last & 15 | first >> 6 << 4), -1)
-        codes = _nibbles(blocks[..., 16:], 32)
-    parts = [torch.from_numpy(np.ascontiguousarray(part).reshape(len(rows), -1)) for part in (codes, scale, shift)]
-    return parts[0], parts[1], parts[2]
-
-
-def _halves(blocks: Bytes, at: int) -> np.ndarray[Any, Any]:
-    """The float16 number at a place of each block [..., size] -> float32 [..., 1]."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16).astype(np.float32)
-
-
-def _nibbles(data: Bytes, run: int) -> Bytes:
-    """Codes of 4 bits: of each `run` bytes first the low halves, then the high ones."""
-    data = data.reshape(*data.shape[:2], -1, 1, run)
-    return np.concatenate((data & 15, data >> 4), -2)

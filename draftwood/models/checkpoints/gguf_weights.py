@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
+from draftwood.models.backend.native import StoredRows
 from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
@@ -238,10 +239,11 @@ class GgufWeights:
             some = slice(first, first + step)
             place[some].copy_(gguf_file.weights(stored[some], entry.kind)[:, columns])
 
-    def groups(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """A matrix of type Q8_0, Q4_0 or Q4_K as codes, scales and shifts of groups of 32 (`gguf_file.groups`)."""
-        rows, order = self.file.rows(name), self._order(name)
-        return gguf_file.groups(rows if order is None else rows[order], self.file.tensors[name].kind)
+    def stored(self, name: str) -> StoredRows:
+        """The outputs of a matrix as the file holds them, mapped."""
+        entry = self.file.tensors[name]
+        number = int(gguf_file.library().GGMLQuantizationType[entry.kind])
+        return StoredRows(entry.kind, number, entry.shape[-1], self.file.rows(name), self._order(name))
 
     def _order(self, name: str) -> np.ndarray[Any, Any] | None:
         """For each row of a tensor the file's row, or None: llama.cpp rotates neighbouring components, Llama halves."""

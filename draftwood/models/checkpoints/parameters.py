@@ -1,0 +1,161 @@
+"""Reads the parameters of a decoder from a checkpoint's tensors, and packs matrices as soon as they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.errors import ModelError
+from draftwood.models.backend.matrix import Holder
+from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows
+from draftwood.models.checkpoints.families import Family
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
+from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
+from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.partition import Parallel, ParameterPart
+from draftwood.models.quantise import Grouped
+
+PANEL = 16  # outputs that the native kernels keep together, which must be of one type
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterReader:
+    """How the parameters of a decoder are read from a checkpoint and held.
+
+    Vectors and plain matrices get `dtype` on `device`; matrices are packed by `hold`, or with `own_bits` as a GGUF file
+    holds them. `grouped`: quantised matrices, by the names of their modules, that replace those of the
+    checkpoint. `parallel`: the part of a split model that this process has; `config` is that of the full model.
+    """
+
+    tensors: Tensors
+    family: Family
+    config: DecoderConfig
+    parallel: Parallel
+    dtype: torch.dtype
+    device: torch.device
+    hold: Holder | None
+    own_bits: bool
+    grouped: Mapping[str, Grouped]
+
+    def put(self, model: Decoder, name: str, shape: torch.Size) -> None:
+        """Set a parameter; a matrix is packed with its bias at once, so that at most one is in memory twice."""
+        path, _, leaf = name.rpartition(".")
+        module: Any = model.get_submodule(path)
+        if isinstance(module, nn.Linear):
+            self._put_matrix(model, path, shape)
+        elif name == EMBED_WEIGHT and self.own_bits and (rows := self._stored(name, shape)):
+            model.embed = NativeEmbedding(NativeMatrix(rows, None))
+        elif (tensor := self._read(name, shape)) is not None:
+            setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+
+    def put_tied(self, model: Decoder, shape: torch.Size) -> None:
+        """Set the head's weight [V, D], of a tied model, to the embeddings."""
+        if isinstance(model.embed, NativeEmbedding):
+            model.head = model.embed.matrix
+            return
+        weight: Tensor = model.embed.weight
+        if self.parallel.size > 1:
+            piece = ParameterPart((self.parallel.words(self.config.vocab_size),))
+            weight = self._assemble(EMBED_WEIGHT, shape, piece, self.hold is not None)
+        self._keep(model, "head", weight, None)
+
+    def _put_matrix(self, model: Decoder, path: str, shape: torch.Size) -> None:
+        bias = self._read(f"{path}.bias", shape[:1]) if model.get_submodule(path).bias is not None else None
+        known: Any = self.grouped.get(path)
+        if self.own_bits:
+            known = self._stored(f"{path}.weight", shape)
+        if known is not None:
+            _replace(model, path, NativeMatrix(known, bias))
+        elif (weight := self._read(f"{path}.weight", shape, self.hold is not None)) is not None:
+            self._keep(model, path, weight, bias)
+
+    def _keep(self, model: Decoder, path: str, weight: Tensor, bias: Tensor | None) -> None:
+        if self.hold is not None:
+            _replace(model, path, self.hold(weight, bias))
+            return
+        linear: Any = model.get_submodule(path)
+        linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
+        linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def _stored(self, name: str, shape: torch.Size) -> list[StoredRows] | None:
+        """The outputs of a matrix as the file holds them; None where the kernels cannot compute them so."""
+        assert isinstance(self.tensors, GgufWeights)
+        sources, turned = sources_of(self.tensors, self.family, name, shape)
+        parts = [self.tensors.stored(source) for source, _ in sources]
+        ends = accumulate(map(len, parts))
+        mixed = any(end % PANEL and a.kind != b.kind for end, (a, b) in zip(ends, pairwise(parts), strict=False))
+        return None if turned or mixed else parts
+
+    def _read(self, name: str, shape: torch.Size, packable: bool = False) -> Tensor | None:
+        """This process's part of a parameter; None: it has none."""
+        piece = self.parallel.piece(name, shape, self.config)
+        return None if piece is None else self._assemble(name, shape, piece, packable)
+
+    def _assemble(self, name: str, shape: torch.Size, piece: ParameterPart, packable: bool) -> Tensor:
+        """A part of a parameter from its tensors, concatenated; each is copied once from the mapped file.
+
+        Where the parameter will be packed (`packable`), it is a view of the file if possible.
+        """
+        tensors, (sources, turned) = self.tensors, sources_of(self.tensors, self.family, name, shape)
+        if piece.silent:
+            return torch.zeros(piece.shape(shape), dtype=self.dtype, device=self.device)
+        if packable and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
+            part = part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns)
+            return part.to(self.device, self.dtype).contiguous()
+        made = torch.empty(piece.shape(shape), dtype=self.dtype, device=self.device)
+        offset = done = 0
+        for source, part_shape in sources:
+            for rows in piece.rows:
+                first, last = max(rows.start - offset, 0), min(rows.stop - offset, part_shape[0])
+                if first < last:
+                    place = made[done : done + last - first]
+                    done += last - first
+                    inside = slice(first, last), piece.columns
+                    tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
+            offset += part_shape[0]
+        return made
+
+
+def _replace(model: Decoder, path: str, module: nn.Module) -> None:
+    above, _, last = path.rpartition(".")
+    setattr(model.get_submodule(above), last, module)
+
+
+def pack_embeddings(model: Decoder, tied: bool) -> None:
+    """Pack the embeddings of a model whose matrices are native; those that are the head's weights are the head."""
+    head: nn.Module = model.head
+    if not isinstance(head, NativeMatrix) or isinstance(model.embed, NativeEmbedding):
+        return
+    table = model.embed.weight
+    shared = tied and head.kind == str(table.dtype).removeprefix("torch.")
+    model.embed = NativeEmbedding(head if shared else NativeMatrix(table, None))
+
+
+def sources_of(
+    tensors: Tensors, family: Family, name: str, shape: torch.Size
+) -> tuple[list[tuple[str, list[int]]], bool]:
+    """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
+    layer, pattern = "", name
+    if name.startswith("layers."):
+        layer = name.split(".")[1]
+        pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
+    sources = [source.format(i=layer) for source in family.names[pattern]]
+    shapes = [tensors.shape(source) for source in sources]
+    turned = pattern in family.transposed
+    if turned:
+        shapes = [(part[::-1], path) for part, path in shapes]
+    rows = sum(part[0] if part else 0 for part, _ in shapes)
+    if any([rows, *part[1:]] != list(shape) for part, _ in shapes):
+        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, shapes, strict=True))
+        raise ModelError(
+            f"{shapes[0][1]}: tensor {which} does not fit {tensors.config_source}, which asks for {list(shape)}"
+            f"{' together' if len(sources) > 1 else ''}; the two do not belong together: fetch both again"
+        )
+    return [(source, part) for source, (part, _) in zip(sources, shapes, strict=True)], turned
