@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from servers import running
 
 import draftwood
-from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.files import read_json
 from draftwood.train.runs import prepare
 
@@ -77,5 +76,7 @@ def test_env_says_what_is_computed_in_another_type(command: Command) -> None:
 
 @pytest.mark.real
 def test_a_gguf_file_is_not_widened(smollm2: Path) -> None:
-    assert draftwood.load(smollm2).names["dtype"] == "bfloat16"
-    assert checkpoint.dequantised_from(smollm2) == "Q4_1, Q8_0"
+    names = draftwood.load(smollm2).names
+    assert names["dtype"] == "q4_1, q8_0" and names["kv_dtype"] == "bfloat16" and "dequantised" not in names
+    wide = draftwood.load(smollm2, dtype="float32").names
+    assert wide["dtype"] == "float32" and wide["dequantised"]["target"] == "Q4_1, Q8_0"

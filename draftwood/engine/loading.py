@@ -22,6 +22,7 @@ from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.compiled import Compiled
+from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, foreign_heads, medusa
 from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.text.tokenizer import Tokenizer
@@ -63,14 +64,14 @@ def load(
     source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
     tokenizers are taken too.
 
-    `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in: bfloat16 for the quantised
-    weights of a GGUF file (extra gguf), which are dequantised; what a CPU has no kernels for, such as float16, it
-    computes in float32, exactly. On a CPU `quantize` holds weights in fewer bytes, which changes what the model says a
-    little; methods stay exact to the model so changed: "int8", a quarter of float32's, or "int4", about a sixth
-    (backend native; made once, in minutes for large models, and kept next to the checkpoint). There `backend` is
-    "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it
-    is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
-    compiler, and tens of seconds the first time on a machine.
+    `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in. A GGUF file (extra gguf) is
+    computed in its own bits, on a CPU with the native backend; else its quantised weights become bfloat16. What a CPU
+    has no kernels for, such as float16, it computes in float32, exactly. On a CPU `quantize` holds weights in fewer
+    bytes, which changes what the model says a little; methods stay exact to the model so changed: "int8", a quarter of
+    float32's, or "int4", about a sixth (backend native; made once, in minutes for large models, and kept next to the
+    checkpoint). There `backend` is "native" (one call of the package draftwood-native a forward, much faster),
+    "pytorch", or "auto", the first where it is installed. `compile` runs forwards of few cells through torch.compile
+    (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
@@ -125,18 +126,24 @@ def load(
             _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
         )
         drafts.append(drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device))
-    used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
+    computed_dtype = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
+    own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *drafts)]
+    used = ", ".join(model.kinds_of_weights) if isinstance(model, Decoder) and model.own_bits else computed_dtype
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
-    names |= {"kv_dtype": str(getattr(model, "kv_dtype", None) or used).removeprefix("torch.")}
+    names |= {"kv_dtype": str(getattr(model, "kv_dtype", None) or computed_dtype).removeprefix("torch.")}
     names |= {"compiled": True} if compile else {}
     names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
     names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
     names |= {"draft_device": str(how.device)} if draft_device is not None else {}
     names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
-    for key, origin in (("grown", checkpoint.grown_from), ("dequantised", checkpoint.dequantised_from)):
-        found = [None if where is None else origin(where) for where in places]
-        names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}
+    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
+    widened = [
+        None if where is None or own else checkpoint.dequantised_from(where)
+        for where, own in zip(places, own_bits, strict=True)
+    ]
+    for key, origins in (("grown", grown), ("dequantised", widened)):
+        names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
 

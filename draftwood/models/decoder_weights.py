@@ -27,6 +27,7 @@ class DecoderWeights(nn.Module):
         self.vocab_size = config.vocab_size
         self.context = config.max_position_embeddings
         self.n_layers = config.num_hidden_layers
+        self.own_bits = False  # whether matrices are computed in the bits of a GGUF file
         self.home: Path | None = None  # the directory that it was loaded from
         rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
         self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding

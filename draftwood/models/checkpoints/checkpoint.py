@@ -185,7 +185,7 @@ def load(
         if tied:
             reader.put_tied(model, shapes[EMBED_WEIGHT])
         pack_embeddings(model, tied)
-    model.home, model.kv_dtype = home.parent if file else home, kept
+    model.home, model.kv_dtype, model.own_bits = home.parent if file else home, kept, own_bits
     if file:
         types = ", ".join(model.kinds_of_weights) if own_bits else quantize or str(wanted)[6:]
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), types)

@@ -1,0 +1,148 @@
+"""Matrices in the bits of a GGUF file: the weights, products and bits of every type, by every kernel set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_files
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import ours
+from family_models import PROMPT, chain
+from family_models import write as write_family
+from native_library import needs_native
+
+from draftwood.errors import ModelError
+from draftwood.models.backend.matrix import in_groups
+from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows, kernels
+from draftwood.models.checkpoints import checkpoint, gguf_file
+
+pytestmark = needs_native
+PLAIN = tuple(gguf_file.PLAIN_TYPES)
+TYPES = (*gguf_file.QUANTISED_TYPES, *PLAIN)
+INPUTS = 512
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 64}
+
+
+def stored(kind: str, rows: int, seed: int = 0, order: Any = None) -> tuple[StoredRows, torch.Tensor]:
+    """Random rows of a type, and the weights [rows, INPUTS] that the gguf package reads from them."""
+    number = gguf.GGMLQuantizationType[kind]
+    if kind in PLAIN:
+        values = torch.randn(rows, INPUTS, generator=torch.Generator().manual_seed(seed))
+        weights = values.to(gguf_file.PLAIN_TYPES[kind])
+        data = np.ascontiguousarray(weights.view(torch.uint8).numpy())
+    else:
+        data = np.ascontiguousarray(gguf_files.blocks(kind, rows, INPUTS, seed=seed))
+        weights = gguf_files.dequantised(data, kind)
+    chosen = weights.float() if order is None else weights.float()[torch.from_numpy(order)]
+    return StoredRows(kind, int(number), INPUTS, data, order), chosen
+
+
+def operands(count: int) -> torch.Tensor:
+    return torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_weights_are_those_of_the_gguf_package(kind: str) -> None:
+    """All outputs, one of them the last of an incomplete panel; nothing is rounded a second time."""
+    part, weights = stored(kind, 43)
+    matrix = NativeMatrix([part], None)
+    unpacked = matrix.rows(torch.arange(43))
+    spread = weights.abs().amax(-1, keepdim=True)
+    assert ((unpacked - weights).abs() <= 2e-7 * spread).all()  # scale * code + shift: one rounding here, two there
+    assert matrix.kind == kind.lower() and (matrix.out_features, matrix.in_features) == (43, INPUTS)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_products(kind: str) -> None:
+    """Against float64, with what the kernels round rows to."""
+    part, weights = stored(kind, 43)
+    bias, x = torch.randn(43, generator=torch.Generator().manual_seed(3)), operands(9)
+    found = NativeMatrix([part], bias)(x)
+    rows = x if kind in ("F32", "F16") else x.bfloat16() if kind == "BF16" else in_groups(x, torch.float32)
+    exact = rows.double() @ weights.double().T + bias
+    assert ((found - exact).norm(dim=-1) <= 2e-6 * exact.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
+    matrix, x = NativeMatrix([stored(kind, 70)[0]], None), operands(41)
+    together = matrix(x)
+    for first, count in ((0, 1), (1, 2), (3, 3), (5, 4), (9, 5), (14, 7), (20, 8), (23, 13)):
+        assert torch.equal(matrix(x[first : first + count]), together[first : first + count]), count
+
+
+def test_a_matrix_of_several_types() -> None:
+    """As q, k and v are one matrix: its outputs are those of the parts, in the order that is asked for."""
+    order = np.random.default_rng(5).permutation(32)
+    parts = [stored("Q4_K", 32, 1, order), stored("Q4_K", 16, 2), stored("Q6_K", 16, 3), stored("F16", 21, 4)]
+    matrix = NativeMatrix([part for part, _ in parts], None)
+    assert matrix.kind == "q4_k, q6_k, f16" and matrix.out_features == 85
+    found = matrix(operands(5))
+    alone = [NativeMatrix([part], None)(operands(5)) for part, _ in parts]
+    assert torch.equal(found, torch.cat(alone, 1))
+    torch.testing.assert_close(matrix.rows(torch.arange(85)), torch.cat([w for _, w in parts]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([("Q4_K", 20), ("Q6_K", 16)], "outputs of another type must begin at a multiple of 16"),
+        ([(kind, 16) for kind in ("Q4_0", "Q5_0", "Q8_0", "Q5_1", "Q4_1")], "too many types"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(parts: list[tuple[str, int]], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        NativeMatrix([stored(kind, rows)[0] for kind, rows in parts], None)
+
+
+def test_a_row_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelError, match="a row is asked for that the matrix does not have"):
+        NativeMatrix([stored("Q8_0", 16)[0]], None).rows(torch.tensor([16]))
+
+
+@pytest.mark.parametrize("kind", gguf_file.QUANTISED_TYPES)
+def test_a_file_is_computed_in_its_own_bits(kind: str, tmp_path: Path) -> None:
+    """Logits are those of the dequantised model with inputs of matrices rounded as the kernels do, and not without."""
+    write_family(tmp_path, "qwen2", **WIDE)
+    made: list[int] = []
+
+    def blocks(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        if array.ndim == 1:
+            return array, "F32"
+        made.append(1)
+        return gguf_files.blocks(kind, *array.shape, seed=len(made)), kind
+
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", blocks)
+    model = checkpoint.load(file, "auto", kv_dtype="float32")
+    exact = checkpoint.load(file, "float64", packed=False)
+    assert model.kinds_of_weights == [kind.lower()] and model.dtype == torch.float32
+    assert isinstance(model.embed, NativeEmbedding) and (model.embed.matrix is model.head) == (
+        exact.head.weight is exact.embed.weight
+    )
+    tokens = torch.arange(20)
+    torch.testing.assert_close(model.embed(tokens).double(), exact.embed(tokens), rtol=1e-5, atol=1e-6)
+    found, plain = ours(model, chain(PROMPT)), ours(exact, chain(PROMPT))
+    for module in exact.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (in_groups(inputs[0], torch.float32).double(),))
+    rounded = ours(exact, chain(PROMPT))
+    error = (found.double() - rounded).norm()
+    assert error < 0.02 * (rounded - rounded.mean()).norm() and error < 0.2 * (found.double() - plain).norm()
+
+
+def test_every_kernel_set() -> None:
+    """All of this with each kernel set that is in use on other processors and that this one can run."""
+    if os.environ.get("DRAFTWOOD_KERNELS"):
+        pytest.skip("this is the test of another set")
+    used, able = kernels()
+    for name in able[able.index(used) + 1 :]:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
+        run = subprocess.run(command, env={**os.environ, "DRAFTWOOD_KERNELS": name}, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout[-3000:]
