@@ -59,6 +59,7 @@ class Matrices(Mapping[str, Grouped]):
         self.columns[name] = count = matrix.codes.shape[1]
         codes = F.pad(matrix.codes, (0, count % 2))
         self.tensors[f"{name}.codes"] = codes[:, ::2] | codes[:, 1::2] << 4
+        assert matrix.shift is not None
         self.tensors.update({f"{name}.scale": matrix.scale, f"{name}.shift": matrix.shift})
 
 

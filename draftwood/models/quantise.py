@@ -8,6 +8,7 @@ for Q4_K). And the error of each column is compensated by the columns after it, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,19 +27,35 @@ MIN_IMPORTANCE = 1e-3  # share of the mean importance that is added to each: inp
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A matrix [N, K]: w[n, k] = scale[n, k // 32] * codes[n, k] + shift[n, k // 32].
+    """A matrix [N, K]: w[n, k] = scale[n, k // 32] * (codes[n, k] - zero[n, k // 32]) + shift[n, k // 32].
 
-    `codes` [N, K] uint8; `scale` and `shift` [N, K / 32, rounded up] float16: the last group may be short.
+    `codes` [N, K] uint8 from 0 to 15, or int8; `scale` [N, K / 32, rounded up] float16 or bfloat16: the last group may
+    be short. A matrix has `shift`, of the same shape, `zero` (uint8), or none of both.
     """
 
     codes: Tensor
     scale: Tensor
-    shift: Tensor
+    shift: Tensor | None = None
+    zero: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """The native type that holds it."""
+        name = "int8" if self.codes.dtype == torch.int8 else "int4" if self.zero is None else "uint4"
+        return f"{name}_bf16" if self.scale.dtype == torch.bfloat16 else name
 
     def weight(self) -> Tensor:
         """The matrix [N, K] float32 that the codes stand for."""
         group = torch.arange(self.codes.shape[1]) // GROUP_SIZE
-        return self.codes * self.scale.float()[:, group] + self.shift.float()[:, group]
+        codes = self.codes.float() if self.zero is None else self.codes.float() - self.zero[:, group]
+        weight = codes * self.scale.float()[:, group]
+        return weight if self.shift is None else weight + self.shift.float()[:, group]
+
+    @staticmethod
+    def joined(parts: Sequence[Grouped]) -> Grouped:
+        """The outputs of matrices of one kind, one after the other."""
+        fields = {name: [getattr(part, name) for part in parts] for name in ("codes", "scale", "shift", "zero")}
+        return Grouped(**{name: torch.cat(each) for name, each in fields.items() if each[0] is not None})
 
 
 @torch.no_grad()
@@ -79,10 +96,10 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
             errors[column - start] = error = (mine - code * scale - shift) / share[column]
             block[column - start + 1 :].addr_(share[column + 1 : stop], error, alpha=-1)
         left[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
-    made = Grouped(codes.T.contiguous(), scales.T.half().contiguous(), shifts.T.half().contiguous())
-    if not (made.scale.isfinite().all() and made.shift.isfinite().all()):
+    scale, shift = (part.T.half().contiguous() for part in (scales, shifts))
+    if not (scale.isfinite().all() and shift.isfinite().all()):
         raise ModelError("weights that are not finite, or too large for float16, cannot be quantised; leave out int4")
-    return made
+    return Grouped(codes.T.contiguous(), scale, shift)
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

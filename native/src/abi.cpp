@@ -41,8 +41,8 @@ void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, co
   return guarded<void*>(nullptr, [&] { return pack(static_cast<Type>(type), n, k, weight, half, bias, threads); });
 }
 void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
-                        const float* bias, int threads) {
-  return guarded<void*>(nullptr, [&] { return pack_grouped(static_cast<Type>(type), n, k, numbers, scale, shift, bias, threads); });
+                        const uint8_t* zero, const float* bias, int threads) {
+  return guarded<void*>(nullptr, [&] { return pack_grouped(static_cast<Type>(type), n, k, numbers, scale, shift, zero, bias, threads); });
 }
 void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float* bias, int threads) {
   return guarded<void*>(nullptr, [&] {

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 3 };
+enum { DW_VERSION = 4 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -20,10 +20,11 @@ DW_API const char* dw_runnable(void);
 /* A weight [n][k] packed for the kernels, from floats or (half) bfloat16; bias [n] or null. Types: 0 float32,
    1 bfloat16, 2 float16, 3 int4 and 4 int8 with scales for groups of 32 inputs. */
 DW_API void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads);
-/* int4 or int8 of whole numbers [n][k] (0..15, or int8) with float16 scales and shifts [n][ceil(k / 32)]:
-   weight = scale * number + shift. shift: null for int8. */
+/* Whole numbers [n][k] in groups of 32 inputs: weight = scale * (number - zero) + shift, with scales, shifts and zeros
+   [n][ceil(k / 32)], null where a type has none. Types: 3 int4 (numbers 0..15, float16 scales and shifts), 4 int8 (float16
+   scales), 16 uint4 (0..15, float16 scales, zeros), 17 and 18: uint4 and int8 with bfloat16 scales. */
 DW_API void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale,
-                               const uint16_t* shift, const float* bias, int threads);
+                               const uint16_t* shift, const uint8_t* zero, const float* bias, int threads);
 /* Outputs that lie in memory as a GGUF file has them. */
 typedef struct {
   int64_t format /* GGUF's number for its type */, rows, stride /* bytes from one output to the next */;

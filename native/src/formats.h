@@ -11,6 +11,7 @@ float from_half(uint16_t h);
 struct Block {
   uint8_t code[256];
   uint16_t scale, shift;              // of the group; or of scales, and of minus shifts
+  uint8_t zero;                       // of the group
   uint8_t scales[16], shifts[16];     // of products: of each group
 };
 

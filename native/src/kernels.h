@@ -25,27 +25,31 @@ inline bf16 rounded(float f) {  // to nearest even; a NaN stays one
 
 inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Types of weights. Whole numbers have the names of the GGUF types that they hold; INT4 is also Q4_1, INT8 also Q8_0.
+// Types of weights. Whole numbers have the names of the GGUF types that they hold; INT4 is also Q4_1, INT8 also Q8_0. UINT4 is
+// that of AWQ and GPTQ; _BF16: with scales of that type.
 enum Type : int {
-  F32, BF16, F16, INT4, INT8, Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, TYPES
+  F32, BF16, F16, INT4, INT8, Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+  UINT4, UINT4_BF16, INT8_BF16, TYPES
 };
 
 constexpr int PANEL = 16;   // outputs that lie together
 constexpr int GROUP = 32;   // inputs whose codes lie together, and inputs of a row that share a factor
 
 // weight = scale * (code - zero) + shift, with one scale and shift for every `group` inputs. Of a panel `inputs` lie
-// together: first the scales, then codes. Scales: float16 (or bfloat16) [inputs / 32][16] and such shifts; or as products:
+// together: first the scales, then codes. Scales: float16 (or bfloat16) [inputs / 32][16] and such shifts,
+// or bytes [inputs / 32][16] that are the codes' zeros; or as products:
 // float16 [16] (of scales), float16 [16] (of minus shifts), bytes [inputs / group][16] of scales, such bytes of shifts.
 struct Layout {
   int low = 0, high = 0;   // bits of a code: its lower ones, and those that lie apart
   int group = GROUP, zero = 0;
   enum Scales { HALVES, BFLOATS, PRODUCTS } scales = HALVES;
-  bool shifts = false, negative = false /* bytes of scales have signs */;
+  bool shifts = false, negative = false /* bytes of scales have signs */, zeros = false /* one a group, beside `zero` */;
   const int8_t* table = nullptr;  // what a code stands for; plus 128 it is what a kernel computes with, and `zero` is 128
 
   constexpr bool products() const { return scales == PRODUCTS; }
-  constexpr int inputs() const { return products() ? 256 : 64; }
-  constexpr int head() const { return products() ? 64 + PANEL * (256 / group) * (1 + shifts) : 64 * (1 + shifts); }
+  constexpr int inputs() const { return products() ? 256 : zeros ? 128 : 64; }
+  constexpr int groups() const { return inputs() / group; }
+  constexpr int head() const { return products() ? 64 + PANEL * groups() * (1 + shifts) : PANEL * groups() * (2 + 2 * shifts + zeros); }
   constexpr int codes() const { return PANEL * GROUP * (low + high) / 8; }  // bytes of 32 inputs
   constexpr int bytes() const { return head() + inputs() / GROUP * codes(); }
 };
@@ -65,9 +69,12 @@ constexpr Layout layout(Type type) {
     case Q4_K: return {4, 0, 32, 0, Layout::PRODUCTS, true};
     case Q5_K: return {4, 1, 32, 0, Layout::PRODUCTS, true};
     case Q6_K: return {4, 2, 16, 32, Layout::PRODUCTS, false, true};
-    case IQ4_NL: return {4, 0, 32, 128, Layout::HALVES, false, false, NL_TABLE};
-    case IQ4_XS: return {4, 0, 32, 128, Layout::PRODUCTS, false, true, NL_TABLE};
-    case MXFP4: return {4, 0, 32, 128, Layout::BFLOATS, false, false, FP4_TABLE};
+    case IQ4_NL: return {4, 0, 32, 128, Layout::HALVES, false, false, false, NL_TABLE};
+    case IQ4_XS: return {4, 0, 32, 128, Layout::PRODUCTS, false, true, false, NL_TABLE};
+    case MXFP4: return {4, 0, 32, 128, Layout::BFLOATS, false, false, false, FP4_TABLE};
+    case UINT4: return {4, 0, 32, 0, Layout::HALVES, false, false, true};
+    case UINT4_BF16: return {4, 0, 32, 0, Layout::BFLOATS, false, false, true};
+    case INT8_BF16: return {8, 0, 32, 128, Layout::BFLOATS};
     default: return {};
   }
 }

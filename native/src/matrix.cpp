@@ -109,10 +109,11 @@ static void put_block(const Matrix& m, const Section& section, int64_t panel, in
   if (!l.products()) {
     const int group = k % l.inputs() / GROUP;
     halves[group * PANEL + i] = block.scale;
-    if (l.shifts) halves[(l.inputs() / GROUP + group) * PANEL + i] = block.shift;
+    if (l.shifts) halves[(l.groups() + group) * PANEL + i] = block.shift;
+    if (l.zeros) at[(2 * l.groups() + group) * PANEL + i] = block.zero;
     return put_codes(l, at + l.head() + group * l.codes(), i, block.code);
   }
-  const int groups = l.inputs() / l.group;
+  const int groups = l.groups();
   halves[i] = block.scale;
   if (l.shifts) halves[PANEL + i] = block.shift;
   for (int g = 0; g < groups; g++) {
@@ -172,15 +173,18 @@ Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, con
 }
 
 Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
-                     const float* bias, int threads) {
-  if (type != INT4 && (type != INT8 || shift)) throw std::invalid_argument("whole numbers have 4 bits, or 8 and no shifts");
+                     const uint8_t* zero, const float* bias, int threads) {
+  const Layout l = layout(type);
+  if (!whole(type) || l.products() || l.table || l.high || l.shifts != !!shift || l.zeros != !!zero)
+    throw std::invalid_argument("whole numbers of this type have other scales, shifts or zeros");
   const int64_t groups = (k + GROUP - 1) / GROUP;
   Matrix* m = made(n, k, bias, {{type, (n + PANEL - 1) / PANEL}});
   return filled(m, threads, [=](const Section& section, int64_t panel, int i, int64_t row) {
     for (int64_t j = 0; j < k; j += GROUP) {
+      const int64_t at = row * groups + j / GROUP;
       Block block{};
-      block.scale = scale[row * groups + j / GROUP], block.shift = shift ? shift[row * groups + j / GROUP] : 0;
-      for (int64_t t = 0; t < GROUP; t++) block.code[t] = (j + t < k ? numbers[row * k + j + t] : 0) ^ (type == INT8 ? 0x80 : 0);
+      block.scale = scale[at], block.shift = shift ? shift[at] : 0, block.zero = zero ? zero[at] : 0;
+      for (int64_t t = 0; t < GROUP; t++) block.code[t] = (j + t < k ? numbers[row * k + j + t] : 0) ^ (l.low == 8 ? 0x80 : 0);
       put_block(*m, section, panel, i, j, block);
     }
   });
@@ -240,12 +244,13 @@ void unpack(const Matrix& m, int64_t row, float* out) {
   const int i = row % PANEL;
   if (!whole(section.type)) return unpack_floats(m, section, panel, i, out);
   const Layout l = layout(section.type);
-  const int groups = l.inputs() / l.group;
+  const int groups = l.groups();
   for (int64_t k = 0; k < m.k; k += l.group) {
     const uint8_t* at = place(m, section, panel, k / l.inputs() * l.inputs());
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(at);
     const int group = k % l.inputs() / l.group;
     float scale, shift = 0;
+    int zero = l.zero;
     if (l.products()) {
       const uint8_t small = at[64 + group * PANEL + i];
       scale = from_half(halves[i]) * (l.negative ? static_cast<int8_t>(small) : small);
@@ -253,11 +258,12 @@ void unpack(const Matrix& m, int64_t row, float* out) {
     } else {
       scale = l.scales == Layout::BFLOATS ? widened(halves[group * PANEL + i]) : from_half(halves[group * PANEL + i]);
       if (l.shifts) shift = from_half(halves[(groups + group) * PANEL + i]);
+      if (l.zeros) zero = at[(2 * groups + group) * PANEL + i];
     }
     const uint8_t* codes = at + l.head() + k % l.inputs() / GROUP * l.codes();
     for (int64_t j = k; j < std::min(m.k, k + l.group); j++) {
       const int code = code_at(l, codes, i, j % GROUP);
-      out[j] = (l.table ? l.table[code] : code - l.zero) * scale + shift;
+      out[j] = (l.table ? l.table[code] : code - zero) * scale + shift;
     }
   }
 }

@@ -12,10 +12,10 @@ namespace dw {
 // Repack a weight [n][k] of floats or of bfloat16, with so many threads. INT8 rounds each group of 32 inputs
 // to 255 steps of its largest weight, INT4 to 16 steps between its extremes. Types: F32, BF16, F16, INT4, INT8.
 Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, const float* bias, int threads);
-// INT4 or INT8 of whole numbers [n][k] (0..15, or int8) with float16 scales and shifts [n][ceil(k / 32)]; w = scale *
-// number + shift. shift may be null.
+// Whole numbers [n][k] (0..15, or int8) with float16 or bfloat16 scales, shifts and zeros [n][ceil(k / 32)], as the type has
+// them, the others null: weight = scale * (number - zero) + shift.
 Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
-                     const float* bias, int threads);
+                     const uint8_t* zero, const float* bias, int threads);
 
 // Outputs that lie in memory as a GGUF file has them.
 struct Stored {

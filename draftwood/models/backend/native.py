@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
+MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
 PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
@@ -84,7 +85,7 @@ def library() -> ctypes.CDLL | str:
     lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
     lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
     lib.dw_matrix_grouped.restype = c_void_p
-    lib.dw_matrix_grouped.argtypes = [c_int, c_int64, c_int64, *[c_void_p] * 4, c_int]
+    lib.dw_matrix_grouped.argtypes = [c_int, c_int64, c_int64, *[c_void_p] * 5, c_int]
     lib.dw_matrix_stored.restype = c_void_p
     lib.dw_matrix_stored.argtypes = [POINTER(StoredPart), c_int, c_int64, c_void_p, c_int]
     lib.dw_matrix_rows.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
@@ -150,9 +151,10 @@ class NativeMatrix(nn.Module):
         bias_floats = None if bias is None else bias.detach().float().contiguous()
         shape: tuple[int, int]
         if isinstance(weight, Grouped):
-            self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
-            parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
-            places = [part.data_ptr() for part in parts]
+            self.kind, shape = weight.kind, (weight.codes.shape[0], weight.codes.shape[1])
+            given = (weight.codes, weight.scale, weight.shift, weight.zero)
+            parts = [None if part is None else part.contiguous() for part in given]
+            places = [address(part) for part in parts]
             self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(bias_floats), threads)
         elif isinstance(weight, Tensor):
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])

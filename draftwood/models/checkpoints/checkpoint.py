@@ -28,6 +28,7 @@ from draftwood.models.checkpoints.files import read_json
 from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX, PLAIN_TYPES
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.parameters import ParameterReader, pack_embeddings, sources_of
+from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors, Scheme
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors, as_stored, check_unread
 from draftwood.models.decoder import Decoder
@@ -161,7 +162,7 @@ def load(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     with ExitStack() as stack:
-        tensors = file or Safetensors(home, stack)
+        tensors = file or _tensors(home, raw, stack)
         family, full_model = _outline(tensors, raw, family, config)
         config = full_model.config
         own_bits = parallel.size == 1 and _in_own_bits(tensors, dtype, place, quantize, packed, backend)
@@ -195,8 +196,8 @@ def load(
 def _in_own_bits(
     tensors: Tensors, dtype: str | torch.dtype, place: torch.device, quantize: str | None, packed: bool, backend: str
 ) -> bool:
-    """True if matrices are computed in the bits that they have in the file: those of GGUF files, unless asked else."""
-    usual = isinstance(tensors, GgufWeights) and dtype == "auto" and quantize is None and packed
+    """True if matrices are computed in the bits that they are stored in: in GGUF files and quantised checkpoints."""
+    usual = isinstance(tensors, GgufWeights | QuantisedSafetensors) and dtype == "auto" and quantize is None and packed
     return usual and place.type == "cpu" and backend != "pytorch" and unavailable() is None
 
 
@@ -233,7 +234,7 @@ def check(
     file = GgufWeights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
-        tensors = file or Safetensors(home, stack)
+        tensors = file or _tensors(home, raw, stack)
         _outline(tensors, raw, family, config)
         wanted, _ = _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
         kv_dtype_of(kv_dtype, wanted, quantize)
@@ -263,14 +264,17 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
             f"{directory} holds an adapter beside the model, whose answers would lack it; merge it into the weights "
             "(merge_and_unload of peft), or give the model without it"
         )
-    if _quantised(raw.get("quantization_config")):
-        raise ModelError(
-            f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
-        )
     try:
         return raw, FAMILIES[kind], FAMILIES[kind].config(raw)
     except ModelError as error:
         raise ModelError(f"{directory / 'config.json'}: {error}") from None
+
+
+def _tensors(directory: Path, raw: Raw, stack: ExitStack) -> Safetensors:
+    settings = raw.get("quantization_config")
+    if not _quantised(settings):
+        return Safetensors(directory, stack)
+    return QuantisedSafetensors(directory, stack, Scheme.of(settings, directory))
 
 
 def _quantised(settings: object) -> bool:

@@ -15,6 +15,7 @@ from draftwood.models.backend.matrix import Holder
 from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows
 from draftwood.models.checkpoints.families import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
+from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
 from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors
 from draftwood.models.decoder import Decoder
@@ -29,8 +30,8 @@ PANEL = 16  # outputs that the native kernels keep together, which must be of on
 class ParameterReader:
     """How the parameters of a decoder are read from a checkpoint and held.
 
-    Vectors and plain matrices get `dtype` on `device`; matrices are packed by `hold`, or with `own_bits` as a GGUF file
-    holds them. `grouped`: quantised matrices, by the names of their modules, that replace those of the
+    Vectors and plain matrices get `dtype` on `device`; matrices are packed by `hold`, or with `own_bits` as the
+    checkpoint holds them. `grouped`: quantised matrices, by the names of their modules, that replace those of the
     checkpoint. `parallel`: the part of a split model that this process has; `config` is that of the full model.
     """
 
@@ -84,14 +85,18 @@ class ParameterReader:
         linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
         linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def _stored(self, name: str, shape: torch.Size) -> list[StoredRows] | None:
-        """The outputs of a matrix as the file holds them; None where the kernels cannot compute them so."""
-        assert isinstance(self.tensors, GgufWeights)
+    def _stored(self, name: str, shape: torch.Size) -> list[StoredRows] | Grouped | None:
+        """The outputs of a matrix as the checkpoint holds them; None where the kernels cannot compute them so."""
         sources, turned = sources_of(self.tensors, self.family, name, shape)
-        parts = [self.tensors.stored(source) for source, _ in sources]
-        ends = accumulate(map(len, parts))
-        mixed = any(end % PANEL and a.kind != b.kind for end, (a, b) in zip(ends, pairwise(parts), strict=False))
-        return None if turned or mixed else parts
+        assert isinstance(self.tensors, GgufWeights | QuantisedSafetensors)
+        parts = [None if turned else self.tensors.stored(source) for source, _ in sources]
+        rows = [part for part in parts if isinstance(part, StoredRows)]
+        groups = [part for part in parts if isinstance(part, Grouped)]
+        if len(groups) == len(parts) and len({part.kind for part in groups}) == 1:
+            return Grouped.joined(groups)
+        ends = accumulate(map(len, rows))
+        mixed = any(end % PANEL and a.kind != b.kind for end, (a, b) in zip(ends, pairwise(rows), strict=False))
+        return rows if len(rows) == len(parts) and not mixed else None
 
     def _read(self, name: str, shape: torch.Size, packable: bool = False) -> Tensor | None:
         """This process's part of a parameter; None: it has none."""

@@ -225,9 +225,13 @@ template <Type T> struct Numbers {
     else return halves(outputs(block, v) + group * PANEL);
   }
   DW_INLINE Floats shift(const uint8_t* block, int group, int v) {
-    constexpr int groups = L.inputs() / L.group;
-    if constexpr (L.products()) return -(halves(outputs(block, v) + PANEL) * small(block + 64 + groups * PANEL, group, v, false));
-    else return halves(outputs(block, v) + (groups + group) * PANEL);
+    if constexpr (L.products()) return -(halves(outputs(block, v) + PANEL) * small(block + 64 + L.groups() * PANEL, group, v, false));
+    else return halves(outputs(block, v) + (L.groups() + group) * PANEL);
+  }
+
+  // What codes of group `group` lose, whole.
+  DW_INLINE Ints zeros(const uint8_t* block, int group, int v) {
+    return __builtin_convertvector(small(block + 2 * L.groups() * PANEL, group, v, false), Ints);
   }
 
  private:

@@ -142,12 +142,16 @@ DW_INLINE void parts(Floats (&sum)[R][P * VECTORS], const int32_t* x, int64_t ld
     DW_UNROLL for (int v = 0; v < VECTORS; v++) {
       const Floats scale = Kind::scale(block + p * panel, group * PARTS + PART, v);
       Floats shift{};
+      Ints zeros{};
       if constexpr (Kind::L.shifts) shift = Kind::shift(block + p * panel, group * PARTS + PART, v);
+      if constexpr (Kind::L.zeros) zeros = Kind::zeros(block + p * panel, group * PARTS + PART, v);
       DW_UNROLL for (int r = 0; r < R; r++) {
         const Given& its = given[r * groups];
         const int32_t numbers = numbers_sum<Kind, PART>(its);
         Floats& s = sum[r][p * VECTORS + v];
-        s = fma(__builtin_convertvector(Kind::finish(total[r][p * VECTORS + v], numbers), Floats) * scale, all(its.factor), s);
+        Ints whole = Kind::finish(total[r][p * VECTORS + v], numbers);
+        if constexpr (Kind::L.zeros) whole -= zeros * numbers;
+        s = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), s);
         if constexpr (Kind::L.shifts) s = fma(shift, all(its.factor * numbers), s);
       }
     }
