@@ -28,7 +28,7 @@ def _library() -> ctypes.CDLL:
     pointer, number, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     lib.dw_matrix.restype = lib.dw_matrix_grouped.restype = pointer
     lib.dw_matrix.argtypes = [whole, number, number, pointer, whole, pointer, whole]
-    lib.dw_matrix_grouped.argtypes = [whole, number, number, pointer, pointer, pointer, pointer, whole]
+    lib.dw_matrix_grouped.argtypes = [whole, number, number, *[pointer] * 5, whole]
     lib.dw_matrix_apply.argtypes = [pointer, number, pointer, pointer, whole]
     lib.dw_matrix_free.argtypes = [pointer]
     lib.dw_kernels.restype = lib.dw_runnable.restype = lib.dw_error.restype = ctypes.c_char_p
@@ -127,7 +127,7 @@ def test_groups(lib: ctypes.CDLL, kind: int, k: int) -> None:
     x[:, ::32] = 127  # so that each group of a row is held exactly
     codes = numbers.astype(np.uint8 if kind == INT4 else np.int8).view(np.uint8)
     made = lib.dw_matrix_grouped(
-        kind, n, k, codes.ctypes.data, scale.ctypes.data, shift.ctypes.data if kind == INT4 else None, None, 2
+        kind, n, k, codes.ctypes.data, scale.ctypes.data, shift.ctypes.data if kind == INT4 else None, None, None, 2
     )
     weight = (
         numbers * np.repeat(scale.astype(np.float64), 32, 1)[:, :k] + np.repeat(shift.astype(np.float64), 32, 1)[:, :k]
@@ -162,7 +162,7 @@ def test_bad_weights_are_refused(lib: ctypes.CDLL) -> None:
     weight = normal(4, 4)
     assert lib.dw_matrix(F32, 4, 0, weight.ctypes.data, 0, None, 1) is None
     assert b"inputs" in lib.dw_error()
-    assert lib.dw_matrix_grouped(BF16, 4, 4, weight.ctypes.data, weight.ctypes.data, None, None, 1) is None
+    assert lib.dw_matrix_grouped(BF16, 4, 4, weight.ctypes.data, weight.ctypes.data, None, None, None, 1) is None
 
 
 def test_other_sets(lib: ctypes.CDLL) -> None:

@@ -100,7 +100,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep JSON": (text("config.json", '{"a":' * 100_000), r"is not valid JSON \(it is nested too deeply\)"),
     "long number": (text("config.json", '{"a": ' + "1" * 4000 + "}"), r"\(a number of 4,000 digits is too large\)"),
     "long value": (config(rope_parameters="x" * 10**6), r"rope_parameters is 'x+\.\.\.x+', but must be an object"),
-    "quantised": (config(quantization_config={"quant_method": "awq"}), r"holds quantised weights"),
+    "quantised": (config(quantization_config={"quant_method": "quip"}), r"quantised by 'quip' are not read"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), r"has no \.safetensors file; give a checkpoint with"),
     "pickles only": (only_pickles, r"has no \.safetensors file; pickled weights are never loaded: convert"),
     "truncated": (truncated, r"model\.safetensors is damaged or truncated .*; fetch it again"),

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints.parameters import ParameterReader
 from draftwood.models.heads import eagle
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -57,7 +58,11 @@ KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"layer_types": [SLIDING, FULL, FULL]}, "layer_types is .* this family has full_attention alone"),
     ("gpt2", {"num_attention_heads": 2}, "n_head is 4, but num_attention_heads is 2; keep the right one"),
     ("gpt2", {"num_hidden_layers": 2}, "n_layer is 3, but num_hidden_layers is 2"),
-    ("mistral", {"quantization_config": {"load_in_4bit": True, "load_in_8bit": False}}, "holds quantised weights"),
+    (
+        "mistral",
+        {"quantization_config": {"load_in_4bit": True, "load_in_8bit": False}},
+        "quantised by None are not read",
+    ),
 ]
 
 
@@ -255,7 +260,7 @@ def test_nothing_is_read_before_all_is_checked(tmp_path: Path, monkeypatch: pyte
     checkpoint_files.write(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    monkeypatch.setattr(checkpoint, "_assemble", lambda *args: pytest.fail("weights are read"))
+    monkeypatch.setattr(ParameterReader, "put", lambda *args: pytest.fail("weights are read"))
     for harmed in (
         {**tensors, f"{K}.sinks": torch.ones(4)},
         {n: t for n, t in tensors.items() if n != "lm_head.weight"},
