@@ -48,7 +48,7 @@ void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float*
   return guarded<void*>(nullptr, [&] {
     std::vector<Stored> stored;
     for (int i = 0; i < parts; i++)
-      stored.push_back({static_cast<int32_t>(part[i].format), part[i].rows, part[i].stride, static_cast<const uint8_t*>(part[i].data), part[i].order});
+      stored.push_back({static_cast<int32_t>(part[i].format), part[i].rows, part[i].stride, static_cast<const uint8_t*>(part[i].data), part[i].order, part[i].mapped != 0});
     return pack_stored(stored.data(), parts, k, bias, threads);
   });
 }

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 4 };
+enum { DW_VERSION = 5 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -30,6 +30,7 @@ typedef struct {
   int64_t format /* GGUF's number for its type */, rows, stride /* bytes from one output to the next */;
   const void* data;
   const int64_t* order; /* [rows] which row of `data` each output is, or null: as they lie */
+  int64_t mapped;       /* 1: data lies in a mapped file that nobody has written to, whose pages are let go once read */
 } dw_stored;
 /* A weight of k inputs whose outputs are those of the parts, one after the other, in their own bits. Parts of other types
    must begin at a multiple of 16 outputs. */

@@ -29,6 +29,15 @@ static void* room(Matrix& m, size_t bytes) {
   return p;
 }
 
+// Whole pages of a mapped file that will not be read again soon: their memory is given back, not what they hold.
+static void let_go([[maybe_unused]] const uint8_t* from, [[maybe_unused]] const uint8_t* end) {
+#if defined(__linux__)
+  constexpr uintptr_t PAGE = 4096;
+  const uintptr_t a = up(reinterpret_cast<uintptr_t>(from), PAGE), b = reinterpret_cast<uintptr_t>(end) / PAGE * PAGE;
+  if (a < b) madvise(reinterpret_cast<void*>(a), b - a, MADV_DONTNEED);
+#endif
+}
+
 // What k is rounded up to, and the bytes of a panel of kp inputs.
 static int64_t together(Type type) { return whole(type) ? layout(type).inputs() : type == F32 ? 1 : type == F16 ? 2 : 32; }
 static int64_t panel_bytes(Type type, int64_t kp) {
@@ -63,19 +72,30 @@ static Matrix* made(int64_t n, int64_t k, const float* bias, const std::vector<s
   return m;
 }
 
-// fill(section, panel of it, output of the panel, output) for all outputs; outputs beyond the last are n or more.
-template <class F> static Matrix* filled(Matrix* m, int threads, F fill) {
+template <class F> static void fill_panel(Matrix* m, int64_t p, F fill) {
+  for (int s = 0; s < m->sections; s++) {
+    const Section& section = m->section[s];
+    if (p < section.panel || p >= section.panel + section.panels) continue;
+    std::memset(place(*m, section, p - section.panel, 0), 0, panel_bytes(section.type, m->kp));
+    for (int i = 0; i < PANEL; i++)
+      if (p * PANEL + i < m->n) fill(section, p - section.panel, i, p * PANEL + i);
+  }
+}
+
+// fill(section, panel of it, output of the panel, output) for all outputs, panel after panel; then done(first output, end).
+template <class F, class G> static Matrix* filled(Matrix* m, int threads, F fill, G done) {
+  constexpr int64_t STEP = 16;
   dw::together(m->n * m->k < 1 << 18 ? 1 : std::max(threads, 1), [&](Crew& crew) {
-    for (int64_t p; (p = crew.claim(m->panels, 1)) >= 0;)
-      for (int s = 0; s < m->sections; s++) {
-        const Section& section = m->section[s];
-        if (p < section.panel || p >= section.panel + section.panels) continue;
-        std::memset(place(*m, section, p - section.panel, 0), 0, panel_bytes(section.type, m->kp));
-        for (int i = 0; i < PANEL; i++)
-          if (p * PANEL + i < m->n) fill(section, p - section.panel, i, p * PANEL + i);
-      }
+    for (int64_t from; (from = crew.claim(m->panels, STEP)) >= 0;) {
+      const int64_t end = std::min(m->panels, from + STEP);
+      for (int64_t p = from; p < end; p++) fill_panel(m, p, fill);
+      done(from * PANEL, std::min(m->n, end * PANEL));
+    }
   });
   return m;
+}
+template <class F> static Matrix* filled(Matrix* m, int threads, F fill) {
+  return filled(m, threads, fill, [](int64_t, int64_t) {});
 }
 
 static void put_float(const Matrix& m, const Section& section, int64_t panel, int i, int64_t k, float v) {
@@ -205,7 +225,7 @@ Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias,
   }
   for (auto& type : types) type.second = (type.second + PANEL - 1) / PANEL;
   Matrix* m = made(first[parts], k, bias, types);
-  return filled(m, threads, [&](const Section& section, int64_t panel, int i, int64_t row) {
+  const auto pack = [&](const Section& section, int64_t panel, int i, int64_t row) {
     int p = 0;
     while (row >= first[p + 1]) p++;
     const Stored& from = part[p];
@@ -223,6 +243,12 @@ Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias,
       float v;
       std::memcpy(&v, &bits, 4);
       put_float(*m, section, panel, i, j, f.type == F32 ? v : f.type == F16 ? from_half(static_cast<uint16_t>(bits)) : widened(static_cast<bf16>(bits)));
+    }
+  };
+  return filled(m, threads, pack, [&](int64_t from, int64_t end) {
+    for (int p = 0; p < parts; p++) {
+      const int64_t a = std::max(from, first[p]) - first[p], b = std::min(end, first[p + 1]) - first[p];
+      if (part[p].mapped && !part[p].order && a < b) let_go(part[p].data + a * part[p].stride, part[p].data + b * part[p].stride);
     }
   });
 }

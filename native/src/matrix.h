@@ -23,6 +23,7 @@ struct Stored {
   int64_t rows, stride;  // outputs, and bytes from one to the next
   const uint8_t* data;   // of the first one
   const int64_t* order;  // [rows] which row of `data` each output is; null: as they lie
+  bool mapped;           // from a file that nobody has written to: pages are let go once read
 };
 
 // A weight of k inputs whose outputs are those of the parts, one after the other, without any rounding. Parts of different

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
@@ -46,7 +46,7 @@ class ModelPart(Structure):
 
 
 class StoredPart(Structure):
-    _fields_ = [*_fields(c_int64, "format rows stride"), *_fields(c_void_p, "data order")]
+    _fields_ = [*_fields(c_int64, "format rows stride"), *_fields(c_void_p, "data order"), ("mapped", c_int64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class StoredRows:
     inputs: int
     data: Any
     order: Any = None
+    mapped: bool = False  # from a file that nobody has written to: pages are let go once they are packed
 
     def __len__(self) -> int:
         return len(self.data if self.order is None else self.order)
@@ -169,7 +170,7 @@ class NativeMatrix(nn.Module):
             orders = [None if part.order is None else part.order.ctypes.data for part in weight]
             table = (StoredPart * len(weight))(
                 *(
-                    StoredPart(part.number, len(part), part.data.strides[0], part.data.ctypes.data, order)
+                    StoredPart(part.number, len(part), part.data.strides[0], part.data.ctypes.data, order, part.mapped)
                     for part, order in zip(weight, orders, strict=True)
                 )
             )

@@ -243,7 +243,7 @@ class GgufWeights:
         """The outputs of a matrix as the file holds them, mapped."""
         entry = self.file.tensors[name]
         number = int(gguf_file.library().GGMLQuantizationType[entry.kind])
-        return StoredRows(entry.kind, number, entry.shape[-1], self.file.rows(name), self._order(name))
+        return StoredRows(entry.kind, number, entry.shape[-1], self.file.rows(name), self._order(name), True)
 
     def _order(self, name: str) -> np.ndarray[Any, Any] | None:
         """For each row of a tensor the file's row, or None: llama.cpp rotates neighbouring components, Llama halves."""
