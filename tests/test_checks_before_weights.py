@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import draftwood
 from draftwood.errors import DraftwoodError
-from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints.parameters import ParameterReader
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,11 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails where a tensor is read."""
     read: list[str] = []
 
-    def assemble(tensors: Any, family: Any, name: str, *more: Any) -> None:
+    def put(reader: Any, model: Any, name: str, shape: Any) -> None:
         read.append(name)
         raise AssertionError(f"{name} was read")
 
-    monkeypatch.setattr(checkpoint, "_assemble", assemble)
+    monkeypatch.setattr(ParameterReader, "put", put)
     yield
     assert not read
 
