@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix, unavailable
-from draftwood.models.quantise import GROUP_SIZE
+from draftwood.models.quantise import GROUP_SIZE, quantise
 
 log = logging.getLogger(__name__)
 
 Holder = Callable[[Tensor, Tensor | None], nn.Module]  # makes a linear layer of a weight [out, in] and a bias [out]
 QUANTISATIONS = ("int8", "int4")
+NOT_QUANTISED = "none"  # of draft models and heads, where the target is
 BACKENDS = ("auto", "native", "pytorch")
 PACKABLE = (torch.float32, torch.bfloat16)
 INT8_STEPS = 127  # on either side of 0
@@ -144,14 +145,23 @@ def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") ->
     return torch.float32 if device.type == "cpu" and short else dtype
 
 
-def held_alike(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Holder | None:
+def held_alike(
+    module: nn.Module, dtype: torch.dtype, device: torch.device, quantize: str | None = None
+) -> Holder | None:
     """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target.
 
-    Beside quantised matrices a head is in int8: in float32 it would cost a large part of the target's pass.
+    `quantize`: "int8", "int4" (rounded without calibration), "none", or None: int8 beside quantised native matrices,
+    where a head in float32 would cost a large part of the target's pass, else none.
     """
-    if isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS:
-        return partial(NativeMatrix, kind="int8")
-    return holder(dtype, device, None, "native" if isinstance(module, NativeMatrix) else "pytorch")
+    native = isinstance(module, NativeMatrix)
+    if quantize is None:
+        quantize = "int8" if isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS else NOT_QUANTISED
+    hold = holder(dtype, device, None if quantize == NOT_QUANTISED else quantize, "native" if native else "pytorch")
+    return _in_four_bits if quantize == "int4" else hold
+
+
+def _in_four_bits(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    return NativeMatrix(quantise(weight.float()), bias)
 
 
 def pack(model: nn.Module, hold: Holder | None) -> None:

@@ -169,7 +169,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
     made.kv_dtype = decoder.kv_dtype
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
     if packed:
-        pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device))
+        pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device, decoder.draft_quantize))
     return exit
 
 

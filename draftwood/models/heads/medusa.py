@@ -143,7 +143,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     made.ranks = _ranks(file.settings.get("ranks"), count)
     made.requires_grad_(False).eval()
     if packed:
-        pack(made, held_alike(decoder.head, decoder.dtype, decoder.device))
+        pack(made, held_alike(decoder.head, decoder.dtype, decoder.device, decoder.draft_quantize))
     return made
 
 
