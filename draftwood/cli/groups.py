@@ -53,6 +53,12 @@ class _Models(OptionGroup):
     quantize: Literal["int8", "int4"] | None = flag(
         None, "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.", "KIND"
     )
+    draft_quantize: Literal["int8", "int4", "none"] | None = flag(
+        None, "Draft models and heads: int8, int4 or none. Default: as the target.", "KIND"
+    )
+    calibration: Path | None = flag(
+        None, "Text for int4, or .jsonl of texts or messages. Default: text that the model writes.", "FILE"
+    )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
         "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto, as the weights.", "TYPE"
     )
@@ -94,13 +100,16 @@ class ModelOptions(RuntimeParams, _Models):
 class PairOptions(ModelOptions):
     """A target with its draft models, as they are trained for."""
 
-    left_out = frozenset({"quantize", "kv_dtype", "compile", "tensor_parallel", "draft_device", "draft_dtype"})
+    left_out = frozenset(
+        {"quantize", "draft_quantize", "calibration", "kv_dtype", "compile", "tensor_parallel", "draft_device"}
+        | {"draft_dtype"}
+    )
 
 
 class QuantizedOptions(ModelOptions):
     """One model that is not trained."""
 
-    left_out = PairOptions.left_out - {"quantize", "kv_dtype"} | {"draft", *RuntimeParams.model_fields}
+    left_out = PairOptions.left_out - {"quantize", "calibration", "kv_dtype"} | {"draft", *RuntimeParams.model_fields}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -112,7 +121,7 @@ class QuantizedOptions(ModelOptions):
 class TargetOptions(QuantizedOptions):
     """One model that something is trained for."""
 
-    left_out = QuantizedOptions.left_out | {"quantize", "kv_dtype"}
+    left_out = QuantizedOptions.left_out | {"quantize", "calibration", "kv_dtype"}
 
 
 class MethodOptions(OptionGroup):

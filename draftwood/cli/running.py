@@ -69,7 +69,8 @@ def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None
 
 @contextmanager
 def waiting() -> Iterator[Callable[[str, float], None]]:
-    """Show what a command is waiting for: on a terminal in a bar after a second, elsewhere in lines after five.
+    """Show what a command is waiting for: on a terminal in a bar after a second, elsewhere in lines after five,
+    then one for each step that begins.
 
     Yields on_progress(step, share): the step that is done now, and the share of it done since the last call.
     """
@@ -88,8 +89,11 @@ def waiting() -> Iterator[Callable[[str, float], None]]:
 
         def on_progress(what: str, share: float) -> None:
             nonlocal doing, done
-            doing, done = what, share + (done if what == doing else 0)
+            changed = what != doing
+            doing, done = what, share + (0 if changed else done)
             if update is not None:
+                if changed and not bar:
+                    print(f"{doing} ...", file=sys.stderr, flush=True)
                 update(description=doing, completed=done)
 
         bar = colourful(sys.stderr, None)

@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from draftwood.engine.calibration import NO_CALIBRATION, Calibration, timed
 from draftwood.engine.engine import Engine
 from draftwood.engine.request_parser import check_int
-from draftwood.errors import ConfigurationError, ModelError
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models import int4
-from draftwood.models.backend.matrix import holder
+from draftwood.models.backend.matrix import NOT_QUANTISED, QUANTISATIONS, holder
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.compiled import Compiled
@@ -26,6 +27,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, foreign_heads, medusa
 from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.util.safe_parsing import short_repr
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 
@@ -55,6 +57,8 @@ def load(
     load_aware: bool = False,
     progress: Callable[[str, float], None] = lambda what, share: None,
     kv_dtype: str = "auto",
+    draft_quantize: str | None = None,
+    calibration: str | Path | None = None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
@@ -75,7 +79,12 @@ def load(
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
-    and `draft_dtype` the type that they are computed in, if not `dtype`.
+    and `draft_dtype` the type that they are computed in, if not `dtype`. `draft_quantize` is how draft models and
+    trained heads (exit, EAGLE, Medusa) are held: "int8", "int4" (heads are rounded without calibration), "none", or
+    None: draft models as the target, heads in int8 beside a target whose weights are quantised.
+
+    int4 is calibrated on `calibration`, a text file or a .jsonl file of texts, messages or tokens, of which the first
+    4096 tokens count; by default on text that the model writes itself. Other text makes the weights again.
 
     `kv_dtype` is what keys and values are stored in: float32, bfloat16, "int8" with a scale per position and head,
     which takes about half of bfloat16's memory, or "auto", the type that is computed in, but bfloat16 where weights are
@@ -99,13 +108,14 @@ def load(
         words = _adapter().wrap_tokenizer(words)
     how = _How(dtype, place, quantize, compile, backend, progress, kv_dtype)
     split = replace(how, processes=check_int("tensor_parallel", tensor_parallel, 1))
-    if draft_device is not None:
-        how = replace(how, device=_place(draft_device, "draft_device"))
-    if draft_dtype is not None:
-        how = replace(how, dtype=draft_dtype)
+    how = _of_drafts(how, draft_device, draft_dtype, draft_quantize)
+    if calibration is not None and "int4" not in (split.quantize, how.quantize):
+        raise ConfigurationError("calibration is text for quantize int4; give that too, or leave it out")
     home, known = _checked(target, split), tokenizer is None  # all that can be refused without weights is, first
     made = _model(target, None, split) if home is None else None
     words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
+    text = Calibration.read(calibration, words)
+    how, split = replace(how, calibration=text), replace(split, calibration=text)
     kinds = [_head_kind(source) for source in sources]
     places = [
         home,
@@ -120,6 +130,8 @@ def load(
     model = _model(target, home, split) if made is None else made
     end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
     end |= frozenset() if words is None else words.end_tokens
+    if isinstance(model, Decoder):
+        model.draft_quantize = draft_quantize
     drafts = []
     for source, kind, where in zip(sources, kinds, places[1:], strict=True):
         drafted = (
@@ -137,6 +149,7 @@ def load(
     names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
     names |= {"draft_device": str(how.device)} if draft_device is not None else {}
     names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
+    names |= {"draft_quantize": draft_quantize} if draft_quantize is not None else {}
     grown = [None if where is None else checkpoint.grown_from(where) for where in places]
     widened = [
         None if where is None or own else checkpoint.dequantised_from(where)
@@ -169,6 +182,29 @@ def _place(device: str | torch.device | None, option: str = "device") -> torch.d
     return place
 
 
+def _of_drafts(
+    how: _How, device: str | torch.device | None, dtype: str | torch.dtype | None, quantize: str | None
+) -> _How:
+    """How draft models are to be loaded where they are not to follow the target."""
+    if device is not None:
+        how = replace(how, device=_place(device, "draft_device"))
+    if dtype is not None:
+        how = replace(how, dtype=dtype)
+    if quantize is None:
+        return how
+    if quantize not in (choices := (*QUANTISATIONS, NOT_QUANTISED)):
+        raise ConfigurationError(
+            f"draft_quantize {short_repr(quantize)} is not known{did_you_mean(str(quantize), choices)}; "
+            "use int8, int4 or none"
+        )
+    if quantize == NOT_QUANTISED:
+        return replace(how, quantize=None)
+    if how.compile:
+        raise ConfigurationError("compiled draft models are not quantised; leave out draft_quantize or compile")
+    holder(torch.float32, how.device, quantize, how.backend)  # or it is refused
+    return replace(how, quantize=quantize)
+
+
 @dataclass(frozen=True, slots=True)
 class _How:
     """How checkpoints are to be loaded."""
@@ -181,6 +217,7 @@ class _How:
     progress: Callable[[str, float], None]
     kv_dtype: str = "auto"
     processes: int = 1
+    calibration: Calibration = NO_CALIBRATION
 
 
 def _checked(source: ModelSource, how: _How) -> Path | None:
@@ -235,8 +272,8 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
-            quantising = partial(how.progress, f"quantising {name}, once")
-            grouped = int4.cached(directory, Tokenizer.load(directory), quantising)
+            text = how.calibration.text(directory, name, directory.parent == EMBEDDED, how.progress)
+            grouped = int4.cached(directory, text, timed(name, how.progress))
         options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "kv_dtype": how.kv_dtype}
         options |= {"grouped": grouped, "advance": loading}
         decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options)

@@ -218,10 +218,12 @@ def terminal_width() -> int:
 
 
 def origins(names: Mapping[str, Any]) -> list[str]:
-    """'computed in int8 and bfloat16', 'keys and values in int8', 'target grown from 12x192, draft from 2x128',
-    'target dequantised from Q4_K'."""
+    """'computed in int8 and bfloat16', 'drafts in int8', 'keys and values in int8', 'target grown from 12x192, draft
+    from 2x128', 'target dequantised from Q4_K'."""
     types = " and ".join(filter(None, (names.get("quantize"), names.get("dtype"))))
     notes = [f"computed in {types}"] if types else []
+    if held := names.get("draft_quantize"):
+        notes.append("drafts not quantised" if held == "none" else f"drafts in {held}")
     if names.get("kv_dtype") not in (None, names.get("dtype")):
         notes.append(f"keys and values in {names['kv_dtype']}")
     for how in ("grown", "dequantised"):

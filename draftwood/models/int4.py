@@ -1,8 +1,9 @@
 """The matrices of a decoder's layers in four bits: made with calibration text, kept next to the checkpoint.
 
-They are made layer by layer. The inputs of a layer are the outputs of the quantised layers before it, and the second
-moments of the inputs tell which errors matter. The head is quantised to int8 instead: with four bits, greedy decoding
-agrees with the exact model at five percent fewer places (docs/results.md).
+They are made one after another while the calibration text runs through the model. A matrix sees the outputs of those
+before it as already quantised, and the second moments of its inputs tell which errors matter. The head is quantised to
+int8 instead: with four bits, greedy decoding agrees with the exact model at five percent fewer places
+(docs/results.md).
 """
 
 from __future__ import annotations
@@ -18,20 +19,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from draftwood.corpus import mixed
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import artifact, checkpoint, gguf_parts
 from draftwood.models.checkpoints.artifact import Artifact
 from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
 from draftwood.models.quantise import GROUP_SIZE, Grouped, quantise
-from draftwood.models.text.tokenizer import Tokenizer
 
 KIND = "int4"
-FORMAT = 1  # of the files, and of how weights are chosen
-CALIBRATION_ROWS, CALIBRATION_LENGTH = 16, 256  # of calibration text, in tokens
+FORMAT = 2  # of the files, and of how weights are chosen
 FINGERPRINT_PIECES, PIECE_BYTES = 1024, 16384  # pieces of a file that a fingerprint is made of, and their bytes
 
 log = logging.getLogger(__name__)
@@ -63,71 +61,79 @@ class Matrices(Mapping[str, Grouped]):
         self.tensors.update({f"{name}.scale": matrix.scale, f"{name}.shift": matrix.shift})
 
 
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """Text to calibrate with.
+
+    `name` tells texts apart in saved files. `rows` makes the tokens [R, T] for a model of a context length, T being at
+    most that; they are made when they are needed, or None: all inputs of a matrix count alike.
+    """
+
+    name: str
+    rows: Callable[[int], Tensor | None]
+
+
+NO_TEXT = CalibrationText("none", lambda context: None)
+
+
 @torch.no_grad()
 def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
     """Quantise all matrices of a decoder's layers; the decoder, loaded with packed=False, does not change.
 
-    `rows` [R, T] are tokens to calibrate with; None: all inputs count alike. `advance` is called with the share of the
-    weights that was quantised since its last call.
+    `rows` [R, T] are tokens to calibrate with; None: all inputs count alike. `advance` is called with 0 at the start,
+    then after each layer with its share of the weights. ModelError for tokens that the model does not have.
     """
     decoder.must_be_plain("quantised")
+    if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < decoder.vocab_size:
+        raise ModelError(
+            f"the calibration text has tokens outside of the model's vocabulary of {decoder.vocab_size}; "
+            "give text, or tokens of this model"
+        )
     layers: Any = decoder.layers
     total = sum(part.numel() for part in layers.parameters() if part.dim() > 1)
     made = Matrices()
     x = None if rows is None else decoder.embedded(rows, torch.arange(rows.shape[1])[None]).float()
+    advance(0)
     for i, layer in enumerate(layers):
-        block = copy.deepcopy(layer).float()
-        layers[i] = block
+        layers[i] = block = copy.deepcopy(layer).float()
         try:
-            moments = {} if x is None else input_moments(block, partial(decoder.train_layers, x, i, i + 1))
             for name, linear in block.named_children():
-                matrix = quantise(linear.weight, moments.get(name))
-                linear.weight.copy_(matrix.weight())
-                made.add(f"layers.{i}.{name}", matrix)
-                advance(linear.weight.numel() / total)
+                if x is None:
+                    _replace(made, f"layers.{i}.{name}", linear, ())
+                else:  # as soon as its inputs are known
+                    linear.register_forward_pre_hook(partial(_replace, made, f"layers.{i}.{name}"))
             x = None if x is None else decoder.train_layers(x, i, i + 1)
         finally:
             layers[i] = layer
+        advance(sum(part.numel() for part in layer.parameters() if part.dim() > 1) / total)
     return made
 
 
-def input_moments(block: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
-    """Second moments [K, K] of the inputs of each linear layer of a block while `run` runs it, by name."""
-    moments: dict[str, Tensor] = {}
-
-    def note(name: str, module: nn.Module, inputs: tuple[Tensor]) -> None:
+def _replace(made: Matrices, name: str, linear: Any, inputs: tuple[Tensor, ...]) -> None:
+    """Quantise the weight of a linear layer for its inputs [..., K], if any; the layer computes with the result."""
+    moments = None
+    if inputs:
         x = inputs[0].flatten(0, -2)
-        moments[name] = x.T @ x / len(x)
-
-    hooks = [child.register_forward_pre_hook(partial(note, name)) for name, child in block.named_children()]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return moments
+        moments = x.T @ x / len(x)
+    matrix = quantise(linear.weight, moments)
+    linear.weight.copy_(matrix.weight())
+    made.add(name, matrix)
 
 
-def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
-    """Tokens [R, T] of the embedded corpus to calibrate with: prose, questions, SQL, sums, Python."""
-    wanted, length = CALIBRATION_ROWS * CALIBRATION_LENGTH, min(CALIBRATION_LENGTH, context)
-    tokens: list[int] = []
-    for document in mixed("train"):
-        tokens += tokenizer.encode(document.text)
-        if len(tokens) >= wanted:
-            break
-    return torch.tensor(tokens[: wanted - wanted % length]).view(-1, length)
+def save(path: Path, matrices: Matrices, model: str, calibration: str) -> None:
+    """Write matrices in one move; ModelError where that fails.
+
+    `model` is the fingerprint of the model, `calibration` the name of the text that they were calibrated with.
+    """
+    settings = {"format": FORMAT, "columns": matrices.columns, "calibration": calibration}
+    Artifact(KIND, {"model": model}, settings, matrices.tensors, {"group": GROUP_SIZE}).save(path)
 
 
-def save(path: Path, matrices: Matrices, model: str) -> None:
-    """Write the matrices of the model with fingerprint `model`, atomically; ModelError where that fails."""
-    settings = {"format": FORMAT, "columns": matrices.columns}
-    about = {"group": GROUP_SIZE, "calibration": f"{CALIBRATION_ROWS}x{CALIBRATION_LENGTH} tokens of the corpus"}
-    Artifact(KIND, {"model": model}, settings, matrices.tensors, about).save(path)
+def load(path: Path, model: str, calibration: str) -> Matrices | None:
+    """Load saved matrices; None where they were calibrated with another text than that of the name `calibration`.
 
-
-def load(path: Path, model: str) -> Matrices:
-    """Load saved matrices; ModelError where they are missing, damaged, of another format or of another model."""
+    ModelError where they are missing, damaged, of another format or of another model.
+    """
     file = artifact.load(path, KIND, model=model)
     if file.settings.get("format") != FORMAT:
         raise artifact.damaged(path, KIND, "it has another format")
@@ -142,6 +148,8 @@ def load(path: Path, model: str) -> Matrices:
                 raise ValueError(f"{name} has another dtype")
     except (LookupError, TypeError, ValueError) as error:
         raise artifact.damaged(path, KIND, error) from error
+    if file.settings.get("calibration") != calibration:
+        return None
     return Matrices(dict(file.tensors), dict(columns or {}))
 
 
@@ -158,11 +166,12 @@ def fingerprint(home: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
+def cached(home: Path, text: CalibrationText, advance: Callable[[float], None] = lambda share: None) -> Matrices:
     """The matrices of a checkpoint (a directory or a GGUF file), from the file saved before, or made and saved now.
 
     The file is next to the weights, or in the user's cache where that directory cannot be written. A file that is
-    damaged or of other weights is made again, with a warning.
+    damaged or of other weights is made again, with a warning; so is one that was calibrated with another text.
+    `advance` is as in `quantised`.
     """
     whose = fingerprint(home)
     beside_weights = (
@@ -172,15 +181,16 @@ def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], N
     for path in places:
         if path.is_file():
             try:
-                return load(path, whose)
+                if (found := load(path, whose, text.name)) is not None:
+                    return found
+                log.info("%s was calibrated with another text than %s and is made again", path, text.name)
             except ModelError as error:
                 log.warning("%s", error)
-    decoder = checkpoint.load(home, "auto", packed=False)
-    rows = None if tokenizer is None else calibration(tokenizer, decoder.context)
-    made = quantised(decoder, rows, advance)
+    rows = text.rows(checkpoint.described(home)[2].max_position_embeddings)
+    made = quantised(checkpoint.load(home, "auto", packed=False), rows, advance)
     for path in places:
         try:
-            save(path, made, whose)
+            save(path, made, whose, text.name)
             break
         except ModelError as error:
             log.info("%s", error)

@@ -157,7 +157,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "max_model_len": service.engine.target.context,
             "chat": bool(service.tokenizer.templates),
             "method": service.method.name,
-            **{key: names[key] for key in ("dtype", "quantize", "kv_dtype") if key in names},
+            **{key: names[key] for key in ("dtype", "quantize", "draft_quantize", "kv_dtype") if key in names},
         }
 
     @app.get("/v1/methods")

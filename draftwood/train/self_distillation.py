@@ -18,11 +18,11 @@ from draftwood.corpus import Document
 from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
 from draftwood.errors import ConfigurationError
+from draftwood.models.text.text_files import texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import in_shares
 from draftwood.train.prompts import CORPUS, prompts_of
 from draftwood.train.settings import WritingSettings
-from draftwood.train.texts import texts_of
 from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json, read_text
 
@@ -65,7 +65,7 @@ def write_texts(
 
 
 def _writer(
-    plan: WritingSettings, prompts: Sequence[str], given: Sequence[str | list[int]], concurrency: int, engine: Engine
+    plan: WritingSettings, prompts: Sequence[str], given: Sequence[list[int]], concurrency: int, engine: Engine
 ) -> Callable[[range], Iterator[Mapping[str, Any]]]:
     return lambda numbers: _chunk(engine, plan, prompts, given, numbers, concurrency)
 
@@ -74,7 +74,7 @@ def _chunk(
     engine: Engine,
     plan: WritingSettings,
     prompts: Sequence[str],
-    given: Sequence[str | list[int]],
+    given: Sequence[list[int]],
     numbers: range,
     concurrency: int,
 ) -> Iterator[Mapping[str, Any]]:
@@ -98,8 +98,7 @@ def _chunk(
             tokens = [*starts[number], *opened[number][0], *(sampled[number][0] if number in sampled else ())]
             source, prompt_tokens = "target", len(starts[number])
         else:
-            text = given[int(number * plan.given_share) % len(given)]
-            tokens = text if isinstance(text, list) else words.encode(text)
+            tokens = given[int(number * plan.given_share) % len(given)]
             source, prompt_tokens = "given", 0
         yield {"tokens": tokens, "text": words.decode(tokens), "prompt_tokens": prompt_tokens, "source": source}
 
@@ -138,11 +137,11 @@ def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[str]:
     return prompts_of(plan.prompts, wanted)
 
 
-def _given(plan: WritingSettings, tokenizer: Tokenizer) -> list[str | list[int]]:
+def _given(plan: WritingSettings, tokenizer: Tokenizer) -> list[list[int]]:
     wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
         return [tokens for _, tokens in _of_corpus(tokenizer, plan.seed + 1, wanted)]
-    texts = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
+    texts = list(itertools.islice(texts_of(Path(str(plan.given)), tokenizer), wanted))
     if not texts:
         raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")
     return texts

@@ -89,8 +89,8 @@ class TextSource(BaseModel):
 
     data: str = Field(
         default=CORPUS,
-        description="What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded "
-        "pair's corpus.",
+        description="What `draftwood train corpus` wrote, or any text: .jsonl with text, messages or tokens; or "
+        "the embedded pair's corpus.",
         json_schema_extra={"metavar": "FILE|corpus"},
     )
     context: int = Field(default=256, ge=2, description="Tokens per row.")

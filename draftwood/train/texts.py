@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
+from draftwood.models.text.text_files import texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import filled, mixed
 from draftwood.train.prompts import CORPUS
-from draftwood.util.safe_parsing import lines_of, parse_json
 
 HELD_OUT_EVERY = 20  # one document of so many is held out
 
@@ -41,8 +40,8 @@ def read_texts(
 ) -> Texts:
     """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file; `end` is put between texts.
 
-    A .jsonl file has an object with text or tokens in each line; any other file is one text. Every twentieth text, or
-    piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used.
+    A .jsonl file has an object with text, messages or tokens in each line; any other file is one text. Every twentieth
+    text, or piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used.
     """
     if data == CORPUS:
 
@@ -76,41 +75,7 @@ def read_texts(
 
 def documents_of(path: Path, tokenizer: Tokenizer, end: int) -> Iterator[list[int]]:
     """Token ids of each text of a file, with `end` behind it."""
-    for text in texts_of(path):
-        tokens = text if isinstance(text, list) else tokenizer.encode(text)
-        if tokens:
-            yield [*tokens, end]
-
-
-def texts_of(path: Path) -> Iterator[str | list[int]]:
-    """The texts of a file: strings, or token ids where a line of JSON has them."""
-    try:
-        content = path.read_text("utf-8")
-    except UnicodeError:
-        raise ConfigurationError(f"{path} is not valid UTF-8; convert it first") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts, or corpus") from None
-    if path.suffix != ".jsonl":
-        if content.strip():
-            yield content
-        return
-    for number, line in enumerate(lines_of(content), 1):
-        if not line.strip():
-            continue
-        try:
-            entry: Any = parse_json(line)
-        except ValueError:
-            raise ConfigurationError(
-                f"{path}, line {number}, is not JSON; give an object with text or tokens"
-            ) from None
-        tokens = entry.get("tokens") if isinstance(entry, dict) else None
-        text = entry.get("text") if isinstance(entry, dict) else None
-        if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens):
-            yield tokens
-        elif isinstance(text, str):
-            yield text
-        else:
-            raise ConfigurationError(f"{path}, line {number}, has neither text nor tokens; give one of them")
+    return ([*tokens, end] for tokens in texts_of(path, tokenizer) if tokens)
 
 
 def _array(rows: Iterator[list[int]], context: int) -> Tokens:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from conftest import Command
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.methods import Method
+from draftwood.models.text.text_files import texts_of
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.prompts import read_prompts
-from draftwood.train.texts import texts_of
 from draftwood.tune.heatmap import HeatCell, HeatMap, lines, picture
 from draftwood.tune.measuring import TuningBench
 
@@ -174,7 +176,8 @@ def test_a_line_of_json_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> No
     file.write_bytes(
         '{"prompt": "a\u2028b", "text": "a\u2028b"}\r\n{"prompt": "c\u0085", "text": "c\u0085"}\n'.encode()
     )
-    assert read_prompts(file) == list(texts_of(file)) == ["a\u2028b", "c\u0085"]
+    words = Tokenizer.load(EMBEDDED / "target")
+    assert read_prompts(file) == [words.decode(tokens) for tokens in texts_of(file, words)] == ["a\u2028b", "c\u0085"]
 
 
 def test_help(command: Command) -> None:

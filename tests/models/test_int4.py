@@ -18,6 +18,7 @@ from small_decoder import decoder
 from torch import Tensor, nn
 
 from draftwood.corpus import DOMAINS, documents
+from draftwood.engine.calibration import Calibration, corpus_rows
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError
 from draftwood.models import int4
@@ -52,7 +53,7 @@ def test_every_matrix_of_the_layers_is_quantised(family: str, dtype: torch.dtype
     before, shares = copy.deepcopy(model.state_dict()), list[float]()
     made = int4.quantised(model, ROWS % model.vocab_size, shares.append)
     wanted = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name != "head"]
-    assert [*made] == wanted and len(made) == len(wanted) == len(shares) and abs(sum(shares) - 1) < 1e-6
+    assert [*made] == wanted and len(shares) == 1 + model.n_layers and shares[0] == 0 and abs(sum(shares) - 1) < 1e-6
     assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
     for name in made:
         weight: Tensor = model.get_submodule(name).weight  # type: ignore[assignment]
@@ -85,7 +86,7 @@ def test_perplexity_of_the_embedded_target_grows_by_less_than_one_percent() -> N
     """On held-out text of every kind; docs/results.md has the figure of many more documents."""
     home = EMBEDDED / "target"
     model, words = checkpoint.load(home, packed=False), Tokenizer.load(home)
-    small = replaced(model, int4.quantised(model, int4.calibration(words, model.context)[:4]))
+    small = replaced(model, int4.quantised(model, corpus_rows(words, model.context)[:4]))
     nats = {id(model): 0.0, id(small): 0.0}
     agreed, count = 0, 0
     for domain in DOMAINS:
@@ -99,8 +100,12 @@ def test_perplexity_of_the_embedded_target_grows_by_less_than_one_percent() -> N
     assert (nats[id(small)] - nats[id(model)]) / count < 0.01 and agreed / count > 0.92
 
 
-def same(one: int4.Matrices, other: int4.Matrices) -> bool:
-    return one.columns == other.columns and all(torch.equal(one.tensors[k], other.tensors[k]) for k in one.tensors)
+def same(one: int4.Matrices | None, other: int4.Matrices) -> bool:
+    return (
+        one is not None
+        and one.columns == other.columns
+        and all(torch.equal(one.tensors[k], other.tensors[k]) for k in one.tensors)
+    )
 
 
 @pytest.fixture
@@ -115,17 +120,19 @@ def test_two_codes_a_byte_are_what_they_were(columns: int, tmp_path: Path) -> No
     matrix = quantise(torch.randn(5, columns, generator=torch.Generator().manual_seed(2)))
     made = int4.Matrices()
     made.add("a", matrix)
-    int4.save(tmp_path / "a.safetensors", made, "0" * 16)
-    found = int4.load(tmp_path / "a.safetensors", "0" * 16)["a"]
+    int4.save(tmp_path / "a.safetensors", made, "0" * 16, "none")
+    loaded = int4.load(tmp_path / "a.safetensors", "0" * 16, "none")
+    assert loaded is not None
+    found = loaded["a"]
     assert all(torch.equal(getattr(found, part), getattr(matrix, part)) for part in ("codes", "scale", "shift"))
 
 
 def test_matrices_are_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = Tokenizer.load(home)
-    made = int4.cached(home, words)
+    text = Calibration.read(None, Tokenizer.load(home)).text(home, "it", False, lambda step, share: None)
+    made = int4.cached(home, text)
     assert made["layers.1.down"].codes.shape == (32, 48)
     monkeypatch.setattr(int4, "quantised", None)
-    assert same(int4.cached(home, words), made)
+    assert same(int4.cached(home, text), made)
 
 
 def damage(path: Path, how: str) -> None:
@@ -152,23 +159,23 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_file_is_made_anew_and_one_sentence_says_so(
     how: str, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = int4.cached(home, None)
+    made = int4.cached(home, int4.NO_TEXT)
     path = artifact.companion(home, "int4")
     damage(path, how)
     with pytest.raises(ModelError, match=r"int4 weights .*make it again with `draftwood generate --quantize int4`"):
-        int4.load(path, int4.fingerprint(home))
+        int4.load(path, int4.fingerprint(home), int4.NO_TEXT.name)
     with caplog.at_level(logging.WARNING):
-        assert same(int4.cached(home, None), made)
+        assert same(int4.cached(home, int4.NO_TEXT), made)
     assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0] and len(caplog.messages[0]) < 400
-    assert same(int4.load(path, int4.fingerprint(home)), made)
+    assert same(int4.load(path, int4.fingerprint(home), int4.NO_TEXT.name), made)
 
 
 def test_a_file_of_other_weights_is_made_anew(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = int4.cached(home, None)
+    before = int4.cached(home, int4.NO_TEXT)
     weights = load_file(home / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"] *= 2
     save_file(weights, home / "model.safetensors", {"format": "pt"})
-    made = int4.cached(home, None)
+    made = int4.cached(home, int4.NO_TEXT)
     assert len(caplog.messages) == 1 and "was trained for another model" in caplog.messages[0]
     scales = [each["layers.1.down"].scale for each in (before, made)]
     assert torch.equal(2 * scales[0], scales[1])
@@ -176,7 +183,7 @@ def test_a_file_of_other_weights_is_made_anew(home: Path, caplog: pytest.LogCapt
 
 def test_a_gguf_file_has_matrices_of_its_own(home: Path) -> None:
     file = gguf_files.write(home, home / "x.gguf")
-    assert same(int4.cached(file, None), int4.cached(home, None))
+    assert same(int4.cached(file, int4.NO_TEXT), int4.cached(home, int4.NO_TEXT))
     assert {path.name for path in (home / "int4").iterdir()} == {"x.safetensors", "int4.safetensors"}
 
 
@@ -184,11 +191,11 @@ def test_where_the_checkpoint_cannot_be_written_the_users_cache_keeps_them(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "int4").write_text("in the way")
-    made = int4.cached(home, None)
+    made = int4.cached(home, int4.NO_TEXT)
     kept = tmp_path / "user" / ".cache" / "draftwood" / "int4"
     assert [path.name for path in kept.iterdir()] == [f"{int4.fingerprint(home)}.safetensors"]
     with monkeypatch.context() as patch:
         patch.setattr(int4, "quantised", None)
-        assert same(int4.cached(home, None), made)
+        assert same(int4.cached(home, int4.NO_TEXT), made)
     monkeypatch.setenv("HOME", str(home / "int4"))  # no place at all: they are made each time
-    assert same(int4.cached(home, None), made)
+    assert same(int4.cached(home, int4.NO_TEXT), made)

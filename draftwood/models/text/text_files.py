@@ -1,0 +1,55 @@
+"""Reads files of texts, for training and for calibration, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import ConfigurationError, RequestError
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.util.safe_parsing import lines_of, parse_json
+
+
+def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
+    """Token ids of each text of a file.
+
+    A line of a .jsonl file is an object with `tokens`, `messages` (a conversation, for the model's chat template) or
+    `text`; any other file is one text. Without a tokenizer there can be tokens only. Raises ConfigurationError.
+    """
+    try:
+        content = path.read_text("utf-8")
+    except UnicodeError:
+        raise ConfigurationError(f"{path} is not valid UTF-8; convert it first") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts") from None
+    if path.suffix != ".jsonl":
+        if content.strip():
+            yield _encoded(content, tokenizer, str(path))
+        return
+    for number, line in enumerate(lines_of(content), 1):
+        where = f"{path}, line {number},"
+        if not line.strip():
+            continue
+        try:
+            entry: Any = parse_json(line)
+        except ValueError:
+            raise ConfigurationError(f"{where} is not JSON; give an object with text, messages or tokens") from None
+        known = entry if isinstance(entry, dict) else {}
+        tokens, messages, text = (known.get(key) for key in ("tokens", "messages", "text"))
+        if isinstance(tokens, list) and all(type(token) is int for token in tokens):
+            yield tokens
+        elif isinstance(messages, list) or isinstance(text, str):
+            yield _encoded(messages if isinstance(messages, list) else text, tokenizer, where)
+        else:
+            raise ConfigurationError(f"{where} has neither text nor messages nor tokens; give one of them")
+
+
+def _encoded(text: Any, tokenizer: Tokenizer | None, where: str) -> list[int]:
+    """Token ids of a text, or of a conversation."""
+    if tokenizer is None:
+        raise ConfigurationError(f"{where} holds text, but the model has no tokenizer; give tokens, or tokenizer=")
+    try:
+        return tokenizer.encode(text) if isinstance(text, str) else tokenizer.chat(text, add_generation_prompt=False)
+    except RequestError as error:
+        raise ConfigurationError(f"{where} cannot be read: {error}") from None
