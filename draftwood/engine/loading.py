@@ -201,7 +201,8 @@ def _of_drafts(
         return replace(how, quantize=None)
     if how.compile:
         raise ConfigurationError("compiled draft models are not quantised; leave out draft_quantize or compile")
-    holder(torch.float32, how.device, quantize, how.backend)  # or it is refused
+    dtype = checkpoint.DTYPES.get(str(how.dtype).removeprefix("torch."), torch.float32)
+    holder(dtype, how.device, quantize, how.backend, "draft_quantize")  # or it is refused
     return replace(how, quantize=quantize)
 
 

@@ -331,6 +331,13 @@ def test_what_is_served(served: Running) -> None:
     assert "draftwood" in served.client.get("/").text
 
 
+def test_how_drafts_are_held_is_told(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model,) = served.client.get("/v1/models").json()["data"]
+    assert "draft_quantize" not in model
+    monkeypatch.setitem(served.engine.names, "draft_quantize", "int8")
+    assert served.client.get("/v1/models").json()["data"] == [{**model, "draft_quantize": "int8"}]
+
+
 def test_impossible_tokens_are_numbers(served: Running) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 2, "logprobs": 20, "top_k": 1, "seed": 0}
     found = served.post("/v1/completions", **asked)["choices"][0]["logprobs"]

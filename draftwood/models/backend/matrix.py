@@ -91,11 +91,14 @@ def in_groups(x: Tensor, scales: torch.dtype) -> Tensor:
     return codes.mul_(step).view_as(padded)[..., :count].contiguous()
 
 
-def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto") -> Holder | None:
+def holder(
+    dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto", option: str = "quantize"
+) -> Holder | None:
     """The class that stores matrices of a dtype on a device; None where PyTorch's `Linear` is best.
 
     `backend`: native, pytorch, or auto, which is native where the library is installed and has kernels for the dtype.
-    Raises ConfigurationError for names that are unknown, and for combinations that do not work.
+    Raises ConfigurationError for names that are unknown, and for combinations that do not work; `option` is what users
+    call `quantize`.
     """
     if backend not in BACKENDS:
         raise ConfigurationError(
@@ -103,12 +106,12 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
         )
     if quantize is not None and quantize not in QUANTISATIONS:
         raise ConfigurationError(
-            f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8 or int4"
+            f"{option} {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8 or int4"
         )
     fits = device.type == "cpu" and dtype in PACKABLE
     if quantize is not None and not fits:
         raise ConfigurationError(
-            f"quantize {quantize} is for the CPU, dtype float32 or bfloat16; leave it out, or change device or dtype"
+            f"{option} {quantize} is for the CPU, dtype float32 or bfloat16; leave it out, or change device or dtype"
         )
     if backend == "native" and not fits:
         raise ConfigurationError(
@@ -118,13 +121,13 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
     if backend == "native" and reason:
         raise ConfigurationError(f"the native backend is not there: {reason}")
     if quantize == "int4" and reason:
-        raise ConfigurationError(f"quantize int4 needs the native backend, which is not used: {reason}")
+        raise ConfigurationError(f"{option} int4 needs the native backend, which is not used: {reason}")
     if fits and not reason:
         return partial(NativeMatrix, kind=quantize and "int8")  # with int4, what is not stored in four bits is in eight
     if quantize is not None:
         if not torch._C._has_mkldnn:
             raise ConfigurationError(
-                "quantize int8 needs PyTorch with oneDNN, or the native kernels; use dtype bfloat16"
+                f"{option} int8 needs PyTorch with oneDNN, or the native kernels; use dtype bfloat16"
             )
         log.warning("without the native kernels int8 takes float32's memory and time; dtype bfloat16 takes less")
         return Int8

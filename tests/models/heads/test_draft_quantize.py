@@ -85,10 +85,10 @@ def test_refusals(pair: list[str], command: Command) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"draft_quantize": "int3"}, "draft_quantize 'int3' is not known .did you mean .*; use int8, int4 or none"),
         ({"draft_quantize": 8}, "draft_quantize 8 is not known.*; use int8, int4 or none"),
-        ({"draft_quantize": "int4", "backend": "pytorch"}, "int4 needs the native backend"),
+        ({"draft_quantize": "int4", "backend": "pytorch"}, "draft_quantize int4 needs the native backend"),
         (
             {"draft_quantize": "int8", "draft_dtype": "float64"},
-            "quantize int8 is for the CPU, dtype float32",
+            "draft_quantize int8 is for the CPU, dtype float32",
         ),
         ({"draft_quantize": "int8", "compile": True, "backend": "pytorch"}, "leave out draft_quantize or compile"),
     ]
