@@ -51,6 +51,7 @@ class RayOptions(OptionGroup):
         arguments = models.arguments  # paths are made absolute: processes of Ray's may work in another directory
         arguments["target"] = arguments["target"] and _absolute(arguments["target"])
         arguments["draft"] = arguments["draft"] and [_absolute(name) for name in arguments["draft"]]
+        arguments["calibration"] = models.calibration and _absolute(str(models.calibration))
         cuda = models.device.startswith("cuda") if models.device else torch.cuda.is_available()
         gpus = float(cuda) * models.tensor_parallel
         return {

@@ -12,6 +12,8 @@ import yaml
 from conftest import Command
 
 from draftwood import ConfigurationError, Method, load
+from draftwood.cli.groups import ModelOptions
+from draftwood.cli.scaling import RayOptions
 from draftwood.cluster.spec import EngineSpec, ServeSpec
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "scale.md"
@@ -34,6 +36,16 @@ def test_it_travels_as_plain_data(target: Path, draft: Path) -> None:
     assert engine.method(again.method).name == "mcsd" and len(engine.drafts) == 1
     with pytest.raises(ConfigurationError, match=r"models: .*'nonsense'"):
         EngineSpec(models={"nonsense": 1}).engine()
+
+
+def test_paths_of_options_are_absolute(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("A fox", "utf-8")
+    Path("model").symlink_to(target)
+    options = ModelOptions(target="model", quantize="int4", calibration=Path("mine.txt"))
+    made = EngineSpec.model_validate(RayOptions().engine(options, None))
+    assert made.models["target"] == str(target.resolve())
+    assert made.models["calibration"] == str(tmp_path.resolve() / "mine.txt")
 
 
 def test_an_engine_of_several_processes_needs_the_cpus_of_all() -> None:
