@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +10,17 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import ours
-from family_models import PROMPT, chain
-from family_models import write as write_family
-from native_library import needs_native
+from native_library import needs_native, python
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import in_groups
-from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows, kernels
-from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.backend.native import NativeMatrix, StoredRows, kernels
+from draftwood.models.checkpoints import gguf_file
 
 pytestmark = needs_native
 PLAIN = tuple(gguf_file.PLAIN_TYPES)
 TYPES = (*gguf_file.QUANTISED_TYPES, *PLAIN)
-PRODUCTS = "test_products or test_a_row_has_the_same_bits or test_a_matrix_of_several_types"
 INPUTS = 512
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 64}
 
 
 def stored(kind: str, rows: int, seed: int = 0, order: Any = None) -> tuple[StoredRows, torch.Tensor]:
@@ -108,42 +100,21 @@ def test_a_row_that_is_not_there_is_refused() -> None:
         NativeMatrix([stored("Q8_0", 16)[0]], None).rows(torch.tensor([16]))
 
 
-@pytest.mark.parametrize("kind", gguf_file.QUANTISED_TYPES)
-def test_a_file_is_computed_in_its_own_bits(kind: str, tmp_path: Path) -> None:
-    """Logits are those of the dequantised model with inputs of matrices rounded as the kernels do, and not without."""
-    write_family(tmp_path, "qwen2", **WIDE)
-    made: list[int] = []
+EVERY_TYPE = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_own_bits as tests
 
-    def blocks(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
-        if array.ndim == 1:
-            return array, "F32"
-        made.append(1)
-        return gguf_files.blocks(kind, *array.shape, seed=len(made)), kind
-
-    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", blocks)
-    model = checkpoint.load(file, "auto", kv_dtype="float32")
-    exact = checkpoint.load(file, "float64", packed=False)
-    assert model.kinds_of_weights == [kind.lower()] and model.dtype == torch.float32
-    assert isinstance(model.embed, NativeEmbedding) and (model.embed.matrix is model.head) == (
-        exact.head.weight is exact.embed.weight
-    )
-    tokens = torch.arange(20)
-    torch.testing.assert_close(model.embed(tokens).double(), exact.embed(tokens), rtol=1e-5, atol=1e-6)
-    found, plain = ours(model, chain(PROMPT)), ours(exact, chain(PROMPT))
-    for module in exact.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(lambda _, inputs: (in_groups(inputs[0], torch.float32).double(),))
-    rounded = ours(exact, chain(PROMPT))
-    error = (found.double() - rounded).norm()
-    assert error < 0.02 * (rounded - rounded.mean()).norm() and error < 0.2 * (found.double() - plain).norm()
+for kind in tests.TYPES:
+    tests.test_products(kind)
+    tests.test_a_row_has_the_same_bits_in_any_company(kind)
+tests.test_a_matrix_of_several_types()
+print(tests.kernels()[0])
+"""
 
 
 def test_every_kernel_set() -> None:
     """Products by each kernel set that is in use on other processors and that this one can run."""
-    if os.environ.get("DRAFTWOOD_KERNELS"):
-        pytest.skip("this is the test of another set")
     used, able = kernels()
     for name in able[able.index(used) + 1 :]:
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", PRODUCTS, __file__]
-        run = subprocess.run(command, env={**os.environ, "DRAFTWOOD_KERNELS": name}, capture_output=True, text=True)
-        assert run.returncode == 0, run.stdout[-3000:]
+        assert python(EVERY_TYPE, DRAFTWOOD_KERNELS=name).stdout.strip() == name
