@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "matrix.h"
+#include "stored.h"
 
 #define DW_EMULATED
 #define DW_SET vectors
@@ -28,7 +29,8 @@ static int wrong() {
   int found = 0;
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  for (const Kernels* set : {&vectors::table, &tiles::table})
+  for (const Kernels* set : {&vectors::table, &tiles::table}) {
+    found += wrong_products(*set);
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {16, 64}, {33, 100}, {70, 333}}) {
       for (int64_t rows : {1, 2, 15, 16, 17, 32, 33, 50})
         if (!exact(*set, n, k, rows)) found++, std::printf("%s: %ld rows of %ldx%ld are not exact\n", set->name, rows, n, k);
@@ -47,6 +49,7 @@ static int wrong() {
         release(m);
       }
     }
+  }
   return found;
 }
 }  // namespace dw

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "stored.h"
 
 namespace dw {
 bool exact(const Kernels& set, int64_t n, int64_t k, int64_t rows);
@@ -68,7 +69,7 @@ static bool attends(const Kernels& set, PlaneType type, int64_t dim, int64_t n, 
 int main() {
   using namespace dw;
   if (!ready()) return std::puts("none runs"), 1;
-  int wrong = 0;
+  int wrong = wrong_products(kernels());
   for (int64_t n : {1, 33, 70})
     for (int64_t k : {1, 64, 333})
       for (int64_t rows : {1, 5, 13, 40}) wrong += !exact(kernels(), n, k, rows);
