@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import MethodOptions, ModelOptions
 from draftwood.cli.options import OptionGroup
@@ -14,6 +16,25 @@ from draftwood.util import config
 
 if TYPE_CHECKING:
     from draftwood.methods import Method
+
+
+class Forgiving:
+    """A stream whose text is lost where it cannot be written: a full disk ends no server."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class ServerOptions(OptionGroup, ServeSettings):
@@ -34,6 +55,8 @@ def serve(
     address; requests go to the engine that has computed their prompt's prefix.
     """
     hidden("--api-key")
+    streams: Any = sys
+    streams.stdout, streams.stderr = Forgiving(sys.stdout), Forgiving(sys.stderr)
     with needed("the server needs", "serve"):
         from draftwood.serve.run import listen, run
     server.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -15,7 +16,7 @@ from draftwood.cluster.serving import APPLICATION_NAME, application
 from draftwood.cluster.spec import ServeSpec
 from draftwood.cluster.starting import started
 from draftwood.errors import DraftwoodError
-from draftwood.serve.run import listen, say
+from draftwood.serve.run import listen
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,11 @@ def run(spec: ServeSpec, address: str | None) -> None:
             raise DraftwoodError(f"the replicas cannot be started: {_why() or error}") from None
         before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            say(f"draftwood serves {spec.replicas} replicas on http://{spec.server.host}:{port} (Ctrl-C ends it)")
+            print(
+                f"draftwood serves {spec.replicas} replicas on http://{spec.server.host}:{port} (Ctrl-C ends it)",
+                file=sys.stderr,
+                flush=True,
+            )
             ended.wait()
             draining = front.drain.remote()
             while not impatient.wait(0.1):

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import h11
@@ -100,23 +100,18 @@ def run(
     host, port = listening.getsockname()[:2]
     server = _Server(uvicorn_config(app))
     if not settings.loopback and not service.keys:
-        say(
+        print(
             f"warning: {settings.host} can be reached from other machines, and without an API key everybody there may "
-            "ask; give --api-key-file, or --host 127.0.0.1"
+            "ask; give --api-key-file, or --host 127.0.0.1",
+            file=sys.stderr,
         )
     address = f"[{host}]" if ":" in host else host
-    say(f"draftwood serves {service.name} on http://{address}:{port} (Ctrl-C ends it)")
+    print(f"draftwood serves {service.name} on http://{address}:{port} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     ended_by = asyncio.run(_serve(server, service, listening))
     if service.async_engine.broken:
         raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
-
-
-def say(line: str) -> None:
-    """Print a line on standard error; where the disk is full it is lost, which ends no server."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def uvicorn_config(app: FastAPI) -> uvicorn.Config:
