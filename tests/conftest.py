@@ -87,8 +87,8 @@ def gemma() -> Path:
 
 @pytest.fixture
 def copy_of_target(target: Path, tmp_path: Path) -> Path:
-    """A target that a test may damage."""
-    return Path(shutil.copytree(target, tmp_path / "copy"))
+    """A target that a test may damage, without what another test has quantised beside it."""
+    return Path(shutil.copytree(target, tmp_path / "copy", ignore=shutil.ignore_patterns("int4")))
 
 
 class Outcome(NamedTuple):
