@@ -41,7 +41,7 @@ class Files(Kind):
     """A prompt of `prompt` tokens, `tokens` tokens and forwards of `rows` rows behind `context` of them, and texts."""
 
     type: str | None = None  # that llama.cpp's quantiser writes the file in; None: the file as it is
-    repeats: int = 7
+    repeats: int = 5
     tokens: int = 64
     prompt: int = 512
     context: int = 64
