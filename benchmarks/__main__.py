@@ -40,13 +40,13 @@ def run(
                 update(completed=done, total=total, description=f"{name}: {what}")
 
             try:
-                found = execute(
+                result = execute(
                     loaded, file, name, each, place, smoke, llama_python=llama_python, on_progress=on_progress
                 )
             except KeyboardInterrupt:
                 print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
                 raise typer.Exit(130) from None
-        for row in found["tables"].get("failures", ()):
+        for row in result["tables"].get("failures", ()):
             print(f"{name}: {next(iter(row.values()))} was not measured: {row['failure']}", file=sys.stderr)
         print(f"{place / name}.json")
 

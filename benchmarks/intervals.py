@@ -19,10 +19,10 @@ def perplexity_ratio(
 
 def median(values: Sequence[float]) -> Interval:
     """The median of values with its interval."""
-    found = np.asarray(values, dtype=float)
-    n = len(found)
+    array = np.asarray(values, dtype=float)
+    n = len(array)
     if n < 2:
-        return Interval(value=float(found[0]) if n else None, low=None, high=None, n=n)
-    samples = np.median(found[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))], axis=1)
+        return Interval(value=float(array[0]) if n else None, low=None, high=None, n=n)
+    samples = np.median(array[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))], axis=1)
     low, high = np.quantile(samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(value=float(np.median(found)), low=float(low), high=float(high), n=n)
+    return Interval(value=float(np.median(array)), low=float(low), high=float(high), n=n)

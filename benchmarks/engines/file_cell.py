@@ -56,11 +56,11 @@ def speed(model: Reader, job: dict[str, Any], base: int) -> dict[str, Any]:
 
 def behind(model: Reader, job: dict[str, Any]) -> list[float]:
     """Seconds of a token behind each of the job's contexts."""
-    found = []
+    medians = []
     for context in job["contexts"]:
         forward = model.forward(job["prompt"][:context], job["prompt"][context : context + 1])
-        found.append(median([seconds(forward) for _ in range(1 + job["forwards"])][1:]))
-    return found
+        medians.append(median([seconds(forward) for _ in range(1 + job["forwards"])][1:]))
+    return medians
 
 
 def seconds(call: Callable[[], object]) -> float:

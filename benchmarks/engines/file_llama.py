@@ -39,10 +39,10 @@ class Model:
         return np.ctypeslib.as_array(model._ctx.get_logits(), (rows, model.n_vocab()))
 
     def decode(self, prompt: list[int], count: int) -> list[int]:
-        found = [int(self._read(prompt, 0)[0].argmax())]
-        while len(found) < count:
-            found.append(int(self._read(found[-1:], len(prompt) + len(found) - 1)[0].argmax()))
-        return found
+        tokens = [int(self._read(prompt, 0)[0].argmax())]
+        while len(tokens) < count:
+            tokens.append(int(self._read(tokens[-1:], len(prompt) + len(tokens) - 1)[0].argmax()))
+        return tokens
 
     def forward(self, context: list[int], tokens: list[int]) -> Callable[[], object]:
         def read() -> object:
@@ -54,12 +54,12 @@ class Model:
     def nats(self, text: list[int]) -> float:
         import numpy as np
 
-        found = 0.0
+        nats = 0.0
         for start in range(0, len(text) - 1, self.model.n_batch):
             some = text[start : start + self.model.n_batch]
             following = text[start + 1 : start + len(some) + 1]
             rows = self._read(some, start, True)[: len(following)].astype(np.float64)
             top = rows.max(1)
             sums = top + np.log(np.exp(rows - top[:, None]).sum(1))
-            found += float((sums - rows[np.arange(len(following)), following]).sum())
-        return found
+            nats += float((sums - rows[np.arange(len(following)), following]).sum())
+        return nats

@@ -74,13 +74,13 @@ class Files(Kind):
         for repeat in bench.track(range(self.repeats), "repeats"):
             for engine in rotated(remaining(failures), repeat):
                 try:
-                    found = bench.once([repeat, engine], partial(processes.job, engine, "speed", **work))
+                    measured = bench.once([repeat, engine], partial(processes.job, engine, "speed", **work))
                     start = partial(processes.first_token, engine, prompt[:PROMPT_START], words_of_file)
-                    found["first"] = bench.once([repeat, engine, "first"], start)
+                    measured["first"] = bench.once([repeat, engine, "first"], start)
                     if self.contexts and repeat < CONTEXT_REPEATS:
                         read = partial(processes.job, engine, "contexts", **far)
-                        found["contexts"] = bench.once([repeat, engine, "contexts"], read)["seconds"]
-                    samples[engine].append(found)
+                        measured["contexts"] = bench.once([repeat, engine, "contexts"], read)["seconds"]
+                    samples[engine].append(measured)
                 except Failed as error:
                     failures[engine] = str(error)
         types = ", ".join(GgufWeights(file).types())
@@ -88,15 +88,15 @@ class Files(Kind):
         counts = [len(text) - 1 for text in texts]
         return {
             "files": [{**about, **row(each, samples.get(each, [])), **quality(nats, each, counts)} for each in nats],
-            "rows": [line for engine, found in samples.items() for line in rows(engine, found)],
-            "contexts": [line for engine, found in samples.items() for line in self.behind(engine, found)],
+            "rows": [line for engine, measured in samples.items() for line in rows(engine, measured)],
+            "contexts": [line for engine, measured in samples.items() for line in self.behind(engine, measured)],
             "ratios": ratios(samples),
             "failures": [{"engine": engine, "failure": why} for engine, why in failures.items()],
         }
 
-    def behind(self, engine: str, found: list[dict[str, Any]]) -> Rows:
+    def behind(self, engine: str, measured: list[dict[str, Any]]) -> Rows:
         """Milliseconds of a token behind each of the contexts."""
-        read = [each["contexts"] for each in found if "contexts" in each]
+        read = [each["contexts"] for each in measured if "contexts" in each]
         return [
             {"engine": engine, "context": context, "ms": median([1000 * each[i] for each in read])}
             for i, context in enumerate(self.contexts if read else ())
@@ -110,7 +110,7 @@ def remaining(failures: Mapping[str, str], exact: bool = False) -> list[str]:
 
 @dataclass(frozen=True)
 class Processes:
-    """What the engines' processes are given, and how long one may take; each raises Failed."""
+    """Runs the engines' processes on a file, each within a time limit; each raises Failed."""
 
     file: Path
     run: ExperimentRun
@@ -174,33 +174,33 @@ def gguf(bench: Bench, kind: str | None) -> Path:
     return path
 
 
-def row(engine: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+def row(engine: str, measured: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the repeats of an engine; none where nothing but perplexity was measured."""
-    if not found:
+    if not measured:
         return {"engine": engine}
-    milliseconds = {f"{what}_ms": median([1000 * each[what] for each in found]) for what in ("token", "prompt")}
-    start = {f"{what}_seconds": median([each[what] for each in found]) for what in ("load", "first")}
-    peak = median([each["peak_bytes"] / 1e6 for each in found])
-    return {"engine": engine, "version": found[0]["version"], **milliseconds, **start, "peak_megabytes": peak}
+    milliseconds = {f"{what}_ms": median([1000 * each[what] for each in measured]) for what in ("token", "prompt")}
+    start = {f"{what}_seconds": median([each[what] for each in measured]) for what in ("load", "first")}
+    peak = median([each["peak_bytes"] / 1e6 for each in measured])
+    return {"engine": engine, "version": measured[0]["version"], **milliseconds, **start, "peak_megabytes": peak}
 
 
 def quality(nats: Mapping[str, list[float]], engine: str, counts: list[int]) -> dict[str, Any]:
     """Perplexity of an engine on the texts, and over that of the file dequantised to float32."""
-    found: dict[str, Any] = {"perplexity": math.exp(math.fsum(nats[engine]) / sum(counts))}
+    line: dict[str, Any] = {"perplexity": math.exp(math.fsum(nats[engine]) / sum(counts))}
     if EXACT in nats:
-        found["to_float32"] = perplexity_ratio(nats[engine], counts, nats[EXACT], counts)
-    return found
+        line["to_float32"] = perplexity_ratio(nats[engine], counts, nats[EXACT], counts)
+    return line
 
 
-def rows(engine: str, found: list[dict[str, Any]]) -> Rows:
+def rows(engine: str, measured: list[dict[str, Any]]) -> Rows:
     """Forwards by number of rows: milliseconds, and over one row in the same process."""
-    numbers = found[0]["rows"] if found else ()
+    numbers = measured[0]["rows"] if measured else ()
     return [
         {
             "engine": engine,
             "rows": int(number),
-            "ms": median([1000 * each["rows"][number] for each in found]),
-            "to_one": median([each["rows"][number] / each["rows"]["1"] for each in found]),
+            "ms": median([1000 * each["rows"][number] for each in measured]),
+            "to_one": median([each["rows"][number] / each["rows"]["1"] for each in measured]),
         }
         for number in numbers
     ]

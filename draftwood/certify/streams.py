@@ -31,7 +31,7 @@ TESTED_POSITIONS = (7, 8)
 SEEDS_PER_POSITION, SEEDS_PER_DRAW = (
     4,
     10,
-)  # one of so many is tested, since these cost more
+)  # one of so many is tested, because these cost more
 PROGRESS_ROWS = 1000  # between reports of progress
 CPU = torch.device("cpu")
 

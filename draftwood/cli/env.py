@@ -42,13 +42,13 @@ def collect() -> dict[str, Any]:
     else:
         backend = f"native: kernels {facts['kernels']} (this processor can run {', '.join(native.kernels()[1])})"
     shown = ("draftwood", "git_commit", "python", "torch", "system", "processor", "cores", "threads")
-    found = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
-    found += [torch.device("mps")] if torch.backends.mps.is_available() else []
+    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
+    devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
     return {
         **{name: facts[name] for name in shown if facts[name] is not None},
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "backend": backend,
-        "devices": {f"device {device}": _device(device) for device in found},
+        "devices": {f"device {device}": _device(device) for device in devices},
         "packages": {package: _version(package) for package in PACKAGES},
         "settings": [str(path) for path in files()],
     }

@@ -201,7 +201,7 @@ class ChatOptions(PromptOptions):
 
 
 def about(engine: Engine) -> dict[str, Any]:
-    """What computed an answer, as JSON documents begin."""
+    """The facts that JSON documents begin with: the program and the models that computed an answer."""
     from draftwood import __version__
 
     compiled = {"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}

@@ -20,8 +20,8 @@ def filled(rng: random.Random, templates: Sequence[str], **words: object) -> lis
 
     def word(field: re.Match[str]) -> str:
         name = field[2]
-        found = str(words[name] if name in words else rng.choice(POOLS[name]))
-        return article(found) if field[1] else found
+        text = str(words[name] if name in words else rng.choice(POOLS[name]))
+        return article(text) if field[1] else text
 
     return [_FIELD.sub(word, template) for template in templates]
 

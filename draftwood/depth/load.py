@@ -1,4 +1,4 @@
-"""What drafting costs: the load of a machine with the time of passes, and the speed-up by a formula (MCSD Eq. 1)."""
+"""The cost of drafting: the load of a machine with the time of passes, and the speed-up by a formula (MCSD Eq. 1)."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class EagleSource(StateSource):
             self._trunk.update(zip(cells, states, strict=True))
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow `advance`: the root's row stays, those of accepted drafts go, since they were read with own states."""
+        """Follow `advance`: the root's row stays, those of accepted drafts go: they were read with own states."""
         self._own = {}
         self.reader.commit(trunk[:1], (), forest)
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a user gives to calibrate with: the tokens of a file, and the tokenizer of the models."""
+    """The text that a user gives to calibrate with: the tokens of a file, and the tokenizer of the models."""
 
     tokenizer: Tokenizer | None
     file: Path | None = None

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means and ratios, drawn by item, since runs of an item are not independent; and pass@k."""
+"""Bootstrap intervals of means and ratios, drawn by item, because runs of an item are not independent; and pass@k."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RequestBody:
 
     @property
     def unread(self) -> bool:
-        """Whether the client may still be sending the body."""
+        """True while the client may still be sending the body."""
         return not self._over and not self._asks and self._size <= MAX_UNREAD_BYTES
 
     async def discard_rest(self) -> None:

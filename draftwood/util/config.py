@@ -43,7 +43,7 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str, noun: str 
 
 
 def reason(error: ValidationError) -> str:
-    """What is wrong with the first value that pydantic refuses, in plain words: 'must be at least 1'."""
+    """The fault of the first value that pydantic refuses, in plain words: 'must be at least 1'."""
     return plain(error.errors()[0]["msg"])
 
 

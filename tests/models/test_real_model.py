@@ -56,7 +56,7 @@ def reference(smollm2: Path) -> Reference:
 
 
 def read_by_transformers(file: Path) -> Reference:
-    """transformers' reading of a file, whose header is read once, not for every part, since that takes seconds."""
+    """transformers' reading of a file, whose header is read once, not for every part, because that takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
         where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}

@@ -35,6 +35,8 @@ PARTS = (  # suffixes of what else belongs to a quantised matrix
     *("weight_g_idx", "input_scale", "activation_scale"),
 )
 
+COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
+FLOAT8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT8_SCALES = ("weight_scale", "weight_scale_inv")
 FLOAT8_BLOCK = (128, 128)
 PLAIN_NUMBERS = {"F32": 0, "F16": 1, "BF16": 30}  # of the types in GGUF
@@ -42,7 +44,7 @@ PLAIN_NUMBERS = {"F32": 0, "F16": 1, "BF16": 30}  # of the types in GGUF
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a quantization_config says: the method, the bits of a code, and what GPTQ's stored zeros lack."""
+    """A quantization_config: the method, the bits of a code, and the number that GPTQ's stored zeros lack."""
 
     method: str
     bits: int
@@ -64,7 +66,13 @@ class Scheme:
             weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
             bits = {each.get("num_bits") for each in weights}
             bits = bits.pop() if len(bits) == 1 else sorted(map(str, bits))
-            if settings.get("format") == "marlin-24" or settings.get("sparsity_config"):
+            form = settings.get("format")
+            if form not in COMPRESSED_FORMATS and form != "marlin-24":
+                raise ModelError(
+                    f"{place}: weights in the format {short_repr(form)} are not read ({', '.join(COMPRESSED_FORMATS)} "
+                    "are); give the checkpoint that they came from"
+                )
+            if form == "marlin-24" or settings.get("sparsity_config"):
                 raise ModelError(f"{place}: sparse weights are not read; give the checkpoint that they came from")
         if settings.get("packing_format") or settings.get("version") in ("gemv", "gemv_fast", "marlin"):
             form = settings.get("packing_format") or settings["version"]
@@ -89,8 +97,8 @@ class QuantisedSafetensors(Safetensors):
         self.scheme = scheme
 
     def names(self) -> list[str]:
-        found = dict.fromkeys(self._plain(name) for name in super().names())
-        return [name for name in found if name is not None]
+        names = dict.fromkeys(self._plain(name) for name in super().names())
+        return [name for name in names if name is not None]
 
     def _plain(self, name: str) -> str | None:
         """The name of the plain matrix that a tensor holds the codes of; None for its scales and the like."""
@@ -138,7 +146,8 @@ class QuantisedSafetensors(Safetensors):
         if codes.endswith("qweight"):
             return ([second * each, first] if self.scheme.method == "awq" else [second, first * each]), path
         if codes.endswith("weight_packed"):
-            return [first, int(self.view_stored(codes.replace("_packed", "_shape"))[1])], path
+            told = codes.replace("_packed", "_shape")
+            return [first, int(self.view_stored(told)[1]) if self._is_stored(told) else second * each], path
         return [first, second], path
 
     def view(self, name: str) -> Tensor:
@@ -169,9 +178,11 @@ class QuantisedSafetensors(Safetensors):
             return Grouped(codes, scale, zero=zero.to(torch.uint8))
         return Grouped((codes.int() - 128).to(torch.int8), scale) if bool((zero == 128).all()) else None
 
-    def _stored_rows(self, name: str) -> StoredRows:
+    def _stored_rows(self, name: str) -> StoredRows | None:
         weight = self.view_stored(name).contiguous()
-        kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[weight.dtype]
+        kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}.get(weight.dtype)
+        if kind is None:
+            return None
         return StoredRows(kind, PLAIN_NUMBERS[kind], weight.shape[1], weight.view(torch.uint8).numpy())
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor, int | Tensor] | None:
@@ -182,11 +193,13 @@ class QuantisedSafetensors(Safetensors):
         prefix, codes_name = name.removesuffix(".weight"), self._codes(name)
         assert codes_name is not None
         stored, bits = self.view_stored(codes_name), self.scheme.bits
-        if stored.dtype == torch.float8_e4m3fn:
+        if stored.dtype in FLOAT8_TYPES:
             return None
         rows, inputs = self.shape(name)[0]
         optional = {part: self.view_stored(f"{prefix}.{part}") for part in PARTS if self._is_stored(f"{prefix}.{part}")}
         try:
+            if stored.dtype not in (torch.int32, torch.int8):
+                raise ValueError(f"its codes are {str(stored.dtype).removeprefix('torch.')}")
             if codes_name.endswith("qweight"):
                 awq = self.scheme.method == "awq"
                 codes = unpacked(stored, bits, AWQ_PLACES).T if awq else unpacked(stored.T, bits)

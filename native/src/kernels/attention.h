@@ -37,9 +37,9 @@ template <class Cell> struct Rows {
       : first(static_cast<const Cell*>(plane) + (SCALED ? SCALE_BYTES : 0)), stride(SCALED ? row_bytes(PLANE_INT8, dim) : dim) {}
   const Cell* at(int64_t slot) const { return first + slot * stride; }
   static float scale(const Cell* row) {
-    float found;
-    std::memcpy(&found, reinterpret_cast<const char*>(row) - SCALE_BYTES, SCALE_BYTES);
-    return found;
+    float scale;
+    std::memcpy(&scale, reinterpret_cast<const char*>(row) - SCALE_BYTES, SCALE_BYTES);
+    return scale;
   }
 };
 

@@ -192,7 +192,7 @@ template <class Kind, int R, int P> static void cover(const Task<int32_t>& task,
   if constexpr (P > 1) cover<Kind, R, 1>(task, row, from, to);
 }
 
-// The codes are made once for up to 8 rows (4 where vectors are short); few shapes of blocks, since there are many kinds.
+// The codes are made once for up to 8 rows (4 where vectors are short); few shapes of blocks, because there are many kinds.
 template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
   constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
   for (int64_t top = 0; top < rows; top += TALL)

@@ -169,6 +169,7 @@ def test_the_types_of_a_model_are_told(tmp_path: Path) -> None:
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "packed as 'gemv' are not read"),
         (compressed(2, "pack-quantized"), "codes of 2 bits are not read"),
         (compressed(4, "marlin-24"), "sparse weights are not read"),
+        (compressed(4, "nvfp4-pack-quantized", "float"), "in the format 'nvfp4-pack-quantized' are not read"),
         ({"quant_method": "awq", "bits": 8}, "codes of 8 bits are not read"),
     ],
 )
@@ -191,6 +192,16 @@ def test_parts_that_do_not_fit_are_named(part: str, broken: str, tmp_path: Path)
         del tensors[name]
     save_file(tensors, quantised / "model.safetensors")
     with pytest.raises(ModelError, match=r"model.safetensors: the parts of quantised matrix .*mlp.up_proj do not fit"):
+        checkpoint.load(quantised)
+
+
+def test_codes_of_another_type_are_not_taken_for_whole_numbers(tmp_path: Path) -> None:
+    quantised, _ = write(tmp_path, "int-quantized")
+    tensors = load_file(quantised / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = tensors[name].half()
+    save_file(tensors, quantised / "model.safetensors")
+    with pytest.raises(ModelError, match=r"do not fit each other .its codes are float16"):
         checkpoint.load(quantised)
 
 
