@@ -111,7 +111,7 @@ def grow_heads(heads: Heads, growth: Growth, dtype: torch.dtype) -> dict[str, Te
     grown = {}
     for name, weight in heads.weights().items():
         part, k, which = name.split(".")
-        role = f"layers.{k}.lift.{which}" if part == "lift" else "head.weight"
+        role = f"layers.{k}.heads.lift.{which}" if part == "lift" else "head.weight"
         grown[name] = maker(copies, role, weight, False, growth.seed + 2 + int(k))(dtype)
     return grown
 

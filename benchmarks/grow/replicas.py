@@ -87,7 +87,7 @@ class Copies:
 
 def maker(copies: Copies, name: str, weight: Tensor, fresh: bool, seed: int) -> Callable[[torch.dtype], Tensor]:
     """The function that makes a parameter in a dtype from the source's. Noise depends on the seed and the name."""
-    kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
+    kind = name.split(".", 3)[-1] if name.startswith("layers.") else name
     attention = (copies.queries, copies.keys, copies.keys)
     rows, columns = {
         "embed.weight": ((copies.vocab,), None),

@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, chain
@@ -194,14 +193,6 @@ class Cache:
         capacity = np.repeat([extent.capacity for extent, _ in extents], counts)
         rows = first[:, None] + capacity[:, None] * np.arange(heads)
         return torch.from_numpy(rows.ravel()).to(self.device)
-
-    def select_planes(self, planes: Sequence[int]) -> Cache:
-        """A view of this cache with some of its planes, in the given order; it shares their memory."""
-        view = copy(self)
-        view.planes = [self.planes[plane] for plane in planes]
-        view.layout = [self.layout[plane] for plane in planes]
-        view.pointers = data_pointers(view.planes)
-        return view
 
     def copy(self, source: Extent, target: Extent, slots: int) -> None:
         """Copy the first `slots` slots of one extent to another."""

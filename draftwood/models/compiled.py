@@ -20,7 +20,7 @@ from draftwood.models.backend.attention import products
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, round_up
 from draftwood.models.decoder import Decoder
-from draftwood.models.flat import AttentionMetadata
+from draftwood.models.flat import AttentionMetadata, Scores
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.wrapper import DecoderWrapper
 
@@ -48,14 +48,13 @@ class ExtentKV:
     values: Tensor
     slots: Tensor  # [N] slot of the extent that each row is written to
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
         assert meta.bias is not None
         span = meta.bias.shape[-1]
         for plane, values in ((self.keys, k), (self.values, v)):
-            plane[0].index_copy_(1, self.slots, values[0].transpose(0, 1))
-        return products(q, self.keys[:, :, :span], self.values[:, :, :span], meta.bias, scale, cap)
+            if values is not None:
+                plane[0].index_copy_(1, self.slots, values[0].transpose(0, 1))
+        return products(q, self.keys[:, :, :span], self.values[:, :, :span], meta.bias, scores)
 
 
 class Compiled(DecoderWrapper):
@@ -118,7 +117,7 @@ class Compiled(DecoderWrapper):
         decoder = self.decoder
 
         def run(x: Tensor, metadata: list[AttentionMetadata], slots: Tensor, planes: list[Tensor]) -> Tensor:
-            stores = [ExtentKV(planes[2 * layer], planes[2 * layer + 1], slots) for layer in range(decoder.n_layers)]
+            stores = [ExtentKV(planes[at], planes[at + 1], slots) for at in decoder.first_planes]
             return decoder.logits(decoder.run(x, metadata, stores, 0, decoder.n_layers)[0])
 
         # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight

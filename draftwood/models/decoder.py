@@ -42,7 +42,7 @@ class Decoder(DecoderWeights):
 
     def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__(config, parallel)
-        group = self.local.num_attention_heads // self.local.num_key_value_heads
+        group = min(kind.heads // kind.kv_heads for kind in self.attention_kinds)
         self._min_rows = -(-MIN_BITWISE_ROWS // group)
         self.kv_dtype: torch.dtype | None = None  # that new caches store keys and values in; None: the decoder's
         self._program: Program | None = None  # made when it is first needed
@@ -73,9 +73,12 @@ class Decoder(DecoderWeights):
         return max(count, self._min_rows, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
-        c, parallel = self.local, self.parallel
-        dtype = self.kv_dtype or self.dtype
-        planes: list[Plane] = [(c.num_key_value_heads, row_width(dtype, c.head_dim), dtype)] * (2 * self.n_layers)
+        parallel, dtype = self.parallel, self.kv_dtype or self.dtype
+        planes: list[Plane] = []
+        for number in range(self.n_layers):
+            c = self.local.layer(number)
+            if c.kv_layer is None:
+                planes += [(c.num_key_value_heads, row_width(dtype, c.head_dim), dtype)] * 2
         if self.stores_positions:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
@@ -84,7 +87,7 @@ class Decoder(DecoderWeights):
     @property
     def stores_positions(self) -> bool:
         """True if the last plane of the cache holds the position of each slot, which PyTorch needs for windows."""
-        return self.windows != [0] and not self.native
+        return any(kind.window for kind in self.attention_kinds) and not self.native
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if self._program is None and self.native:
@@ -125,12 +128,13 @@ class Decoder(DecoderWeights):
 
     def kv_stores(self, batch: Batch, cache: Cache) -> list[CachedKV]:
         """For each layer the store that its keys and values of the batch are written to."""
-        rows = written_rows(batch, cache, self.local.num_key_value_heads)
-        return [CachedKV(cache, layer, rows) for layer in range(self.n_layers)]
+        rows = {count: written_rows(batch, cache, count) for count in {kind.kv_heads for kind in self.attention_kinds}}
+        kinds = [self.attention_kinds[number] for number in self.kinds]
+        return [CachedKV(cache, at, rows[kind.kv_heads]) for at, kind in zip(self.first_planes, kinds, strict=True)]
 
     def attention_metadata(self, batch: Batch, cache: Cache) -> list[AttentionMetadata]:
         """For each kind of layer: rotary tables of the rows' positions, and the groups of segments with their masks."""
-        count, place = len(batch.tokens), 2 * self.n_layers
+        count, place = len(batch.tokens), len(cache.planes) - 1
         if self.stores_positions and batch.start == 0:
             cache.planes[place].index_copy_(0, written_rows(batch, cache, 1), batch.positions[:, None])
         groups_of, query_rows, row_queries = group_segments(batch, self._min_rows)
@@ -140,7 +144,7 @@ class Decoder(DecoderWeights):
         places = None if in_order else torch.tensor(row_queries, device=self.device)
         cpu = self.device.type == "cpu"
         metadata = []
-        for window in self.windows:
+        for window, heads, kv_heads, rotary in self.attention_kinds:
             groups, first = [], 0
             for (segments, rows), seen in zip(groups_of, visibles, strict=True):
                 last = first + len(segments) * rows
@@ -151,11 +155,11 @@ class Decoder(DecoderWeights):
                     seen = seen & (stored > at.view(len(segments), -1, 1) - window)
                 bias = additive(seen, self.dtype)
                 if cpu:
-                    bias = folded(bias, self.local.num_attention_heads, self.local.num_key_value_heads)
+                    bias = folded(bias, heads, kv_heads)
                 groups.append(AttentionGroup(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
-            if (rotary := self.rotary_of(window)) is not None:
+            if rotary is not None:
                 tables = rotary.tables(batch.reach, self.device, self.dtype)
                 cos, sin = (part[batch.positions][None] for part in tables)
             attend = ordered if cpu else fused
@@ -183,6 +187,8 @@ class Decoder(DecoderWeights):
     def _head(self, hidden: Tensor) -> Tensor:
         cap = self.config.logit_softcap
         out = self.parallel.gather(self.head(self.normed(hidden)), self.vocab_size)
+        if self.config.logit_scale != 1:
+            out = out * self.config.logit_scale
         return out if cap is None else cap * torch.tanh(out / cap)
 
     def train_forward(self, tokens: Tensor) -> Tensor:
@@ -201,11 +207,10 @@ class Decoder(DecoderWeights):
         """For each kind of layer: rotary tables and the causal mask of texts x [B, T, D] at positions 0, 1, ..."""
         n = x.shape[1]
         metadata: list[AttentionMetadata] = []
-        for window in self.windows:
+        for window, _, _, rotary in self.attention_kinds:
             bias = None  # the fused kernel knows the causal one
             if 0 < window < n:
                 bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window), x.dtype)
-            rotary = self.rotary_of(window)
             cos = sin = None
             if rotary is not None:
                 cos, sin = (table[:n] for table in rotary.tables(n, x.device, x.dtype))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from draftwood.models.rotary import UNSCALED, RopeScaling
+
+Differences: TypeAlias = tuple[tuple[str, Any], ...]  # (knob, value) of one layer
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape and knobs of a decoder; field names follow Hugging Face's config.json where one exists."""
+    """Shape and knobs of a decoder; field names follow Hugging Face's config.json where one exists.
+
+    Knobs are those of all layers, but for the `layers` that differ; `layer` has those of one layer.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -27,15 +34,46 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    norm: str = "rms"  # rms; rms_offset, which multiplies by 1 + weight; layer, with a bias
-    sandwich: bool = False  # norms after attention and MLP too, before the sums
-    qk_norm: bool = False  # each head's query and key is normalised before its rotation
+    norm: str = "rms"  # of functions.NORMS
+    pre_norm: bool = True  # norms before mixer and feed-forward
+    post_norm: bool = False  # norms behind them, before the sums
+    joined: bool = False  # mixer and feed-forward read the same rows (a parallel residual)
+    residual_multiplier: float = 1.0  # of what mixer and feed-forward add
+    qk_norm: str | None = None  # of queries and keys: one weight for all heads, each their own, the whole of them
+    late_qk_norm: bool = False  # it comes after the rotation
+    value_norm: bool = False  # values are divided by their root mean square
+    qkv_clip: float | None = None  # largest size of components of queries, keys and values
+    sinks: bool = False  # each head has a score more, of nothing, in its softmax
+    output_gate: bool = False  # what a head gets is multiplied by the sigmoid of a gate, which follows its query
+    kv_layer: int | None = None  # the layer whose keys and values are read; None: its own
     gated: bool = True  # MLP with a gate; else up, activation, down
     position_offset: int | None = None  # learned positions, number p in row p + offset; None: rotary positions
-    rotary_dim: int | None = None  # leading components of each head that are rotated; None: all
-    windows: tuple[int, ...] = ()  # positions that each layer sees, its own included, 0 = all; empty: all see all
-    local_rope_theta: float | None = None  # rotary base of the layers with a window, unscaled; None: as the others
+    rotary_dim: int | None = None  # leading components of each head that are rotated, 0 none; None: all
+    window: int = 0  # positions that a row sees, its own included; 0: all
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_scale: float = 1.0
+    layers: tuple[Differences, ...] = ()  # of each layer; empty: all are alike
+
+    def layer(self, number: int) -> DecoderConfig:
+        """The knobs of one layer."""
+        return replace(self, layers=(), **dict(self.layers[number])) if self.layers else self
+
+    @property
+    def rotated(self) -> int:
+        """How many components of each head are rotated."""
+        if self.position_offset is not None:
+            return 0
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def query_scale(self) -> float:
+        """The factor of attention scores."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+
+def per_layer(**knobs: Sequence[Any]) -> tuple[Differences, ...]:
+    """`DecoderConfig.layers` of knobs that have a value for each layer."""
+    return tuple(tuple(zip(knobs, values, strict=True)) for values in zip(*knobs.values(), strict=True))

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from draftwood.errors import ModelError
-from draftwood.models.block import Block, norm_parameters
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.layers.layer import Layer, PartReads
+from draftwood.models.layers.part import norm_parameters
 from draftwood.models.modules import Embedding, Linear, bytes_of
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.rotary import Rotary
+
+
+class AttentionKind(NamedTuple):
+    """What layers share that have the same masks and rotary tables."""
+
+    window: int
+    heads: int
+    kv_heads: int
+    rotary: Rotary | None
 
 
 class DecoderWeights(nn.Module):
@@ -33,37 +43,34 @@ class DecoderWeights(nn.Module):
         rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
         self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding
         self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
-        self.layers = nn.ModuleList(Block(self.local, parallel) for _ in range(config.num_hidden_layers))
+        each = [self.local.layer(number) for number in range(self.n_layers)]
+        self.layers = nn.ModuleList(Layer(layer, parallel) for layer in each)
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
         self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=False)
         if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
-        windows = config.windows[: self.n_layers] or (0,) * self.n_layers
-        self.windows = sorted(set(windows))  # layers of one window are one kind
-        self.kinds = [self.windows.index(window) for window in windows]  # of each layer: the index of its window
-        c, self.rotary, self.local_rotary = config, None, None
-        dim = c.rotary_dim or c.head_dim
-        if c.position_offset is None:
-            self.rotary = Rotary(c.rope_theta, dim, self.context, c.rope_scaling)
-            if c.local_rope_theta is not None:
-                self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
+        rotaries: dict[Any, Rotary] = {}
+        kinds = [
+            AttentionKind(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries)) for c in each
+        ]
+        self.attention_kinds = sorted(set(kinds), key=kinds.index)
+        self.kinds = [self.attention_kinds.index(kind) for kind in kinds]  # of each layer
+        self.first_planes: list[int] = []  # of each layer: the plane of a cache with its keys; the next one has values
+        for layer in each:
+            own = 2 * len(set(self.first_planes))
+            self.first_planes.append(own if layer.kv_layer is None else self.first_planes[layer.kv_layer])
 
-    def parts(self) -> list[list[tuple[Block, bool]]]:
-        """The sublayers of each layer in order: (block, True for its attention and False for its MLP)."""
+    def parts(self) -> list[list[PartReads]]:
+        """What adds to the rows in each layer, in order."""
         return [layer.parts for layer in self.layers]  # type: ignore[misc]
-
-    def rotary_of(self, window: int) -> Rotary | None:
-        """Rotary positions of the layers with a window; None where positions are learned."""
-        return self.rotary if not window or self.local_rotary is None else self.local_rotary
 
     def must_be_plain(self, purpose: str) -> None:
         """Raise ModelError where matrices are packed, quantised or in part, which cannot be undone."""
         if self.parallel.size > 1:
             raise ModelError(f"a model that is split among processes cannot be {purpose}; leave out tensor_parallel")
-        if not all(
-            isinstance(module, nn.Linear)
-            for module in (self.head, *(block.qkv for parts in self.parts() for block, _ in parts))
-        ):
+        inner = (module for parts in self.parts() for part, _ in parts for module in part.modules())
+        matrices = [self.head, *(module for module in inner if hasattr(module, "in_features"))]
+        if not all(isinstance(module, nn.Linear) for module in matrices):
             raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
 
     @property
@@ -90,3 +97,11 @@ class DecoderWeights(nn.Module):
         own = sum(part.nbytes for part in self.parameters(recurse=False))
         apart = {self, self.embed, self.position, *self.embed.children()} - {self.head}
         return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)
+
+
+def _rotary(config: DecoderConfig, made: dict[Any, Rotary]) -> Rotary | None:
+    """The rotary positions of a layer, made once for all that have the same; None where nothing is rotated."""
+    if not config.rotated:
+        return None
+    settings = config.rope_theta, config.rotated, config.max_position_embeddings, config.rope_scaling
+    return made.setdefault(settings, Rotary(*settings))

@@ -20,6 +20,25 @@ from draftwood.models.kv_rows import from_rows, to_rows
 
 
 @dataclass(slots=True)
+class Scores:
+    """How queries and keys [..., D] make scores: times `scale` (None: D ** -0.5), then cap * tanh(score / cap).
+
+    `sinks` [heads]: a score more in the softmax of each head, which adds nothing.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+    def factor(self, width: int) -> float:
+        """The scale of heads `width` wide."""
+        return width**-0.5 if self.scale is None else self.scale
+
+
+PLAIN_SCORES = Scores()
+
+
+@dataclass(slots=True)
 class AttentionGroup:
     """Segments whose attention is one product: equally many queries each, in neighbouring extents of one capacity."""
 
@@ -47,36 +66,36 @@ class AttentionMetadata:
 class KVStore(Protocol):
     """The keys and values of one layer, which attention writes and reads."""
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
-    ) -> Tensor:
-        """Store k and v [1, N, kv_heads, D] of N rows; return attention [1, N, heads * D] of q [1, N, heads, D]."""
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
+        """Store k and v [1, N, kv_heads, D] of N rows; return attention [1, N, heads * D] of q [1, N, heads, D].
+
+        Without k and v those are read that an earlier layer has stored.
+        """
         ...
 
 
 @dataclass(slots=True)
 class CachedKV:
-    """The keys and values of one layer in a `Cache`: planes 2 * layer and 2 * layer + 1."""
+    """The keys and values of one layer in a `Cache`: in a plane and the next one."""
 
     cache: Cache
-    layer: int
+    first_plane: int
     index: Tensor  # [N * kv_heads] rows of both planes that are written
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
-    ) -> Tensor:
-        for plane, values in enumerate((k, v), 2 * self.layer):
-            stored, width = self.cache.planes[plane], values.shape[-1]
-            stored.index_copy_(0, self.index, to_rows(values.reshape(-1, width), stored.dtype))
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
+        for plane, values in enumerate((k, v), self.first_plane):
+            if values is not None:
+                stored, width = self.cache.planes[plane], values.shape[-1]
+                stored.index_copy_(0, self.index, to_rows(values.reshape(-1, width), stored.dtype))
         rows = q[0] if meta.query_rows is None else q[0, meta.query_rows]
         parts: list[Tensor] = []
         for group in meta.groups:
             keys, values = (
                 from_rows(self.cache.read(plane, group.extent, group.span, group.count), q.dtype, q.shape[-1])
-                for plane in (2 * self.layer, 2 * self.layer + 1)
+                for plane in (self.first_plane, self.first_plane + 1)
             )
             queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])
-            parts.append(meta.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
+            parts.append(meta.attend(queries, keys, values, group.bias, scores).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if meta.row_queries is None else out[meta.row_queries])[None]
 

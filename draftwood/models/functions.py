@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -40,15 +41,25 @@ def activate(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([activation(some) for some in torch.split(x, rows, 1)], 1)
 
 
-def rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+WHOLE_VECTORS = 32  # elements that PyTorch's kernels compute by vector instructions; those left over round otherwise
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid of rows [..., width]; none is computed by the kernel for what is left over."""
+    width = x.shape[-1]
+    return torch.sigmoid(F.pad(x, (0, -width % WHOLE_VECTORS)))[..., :width]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; without a weight, by 1.
 
     PyTorch has no fast kernel of it for CPUs; the layer norm of (x, -x), whose mean is zero, is the same.
     """
+    width = x.shape[-1]
     if x.is_cuda or torch.is_grad_enabled():
-        return torch.rms_norm(x, weight.shape, weight, eps)
-    width = weight.shape[0]
-    return torch.layer_norm(torch.cat((x, -x), -1), (2 * width,), None, None, eps)[..., :width] * weight
+        return torch.rms_norm(x, (width,), weight, eps)
+    made = torch.layer_norm(torch.cat((x, -x), -1), (2 * width,), None, None, eps)[..., :width]
+    return made if weight is None else made * weight
 
 
 def rms_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -57,12 +68,19 @@ def rms_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) 
     return F.rms_norm(x.to(wide), weight.shape, 1 + weight.to(wide), eps).to(x.dtype)
 
 
+def layer_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, 1 + weight, bias, eps)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
+# by weight, or by 1 + weight (offset); `layer` is centred and, unless it is plain, has a bias
 NORMS: dict[str, Callable[[Tensor, Tensor, Tensor | None, float], Tensor]] = {
     "rms": rms_norm,
     "rms_offset": rms_offset_norm,
     "layer": layer_norm,
+    "layer_plain": layer_norm,
+    "layer_offset": layer_offset_norm,
 }

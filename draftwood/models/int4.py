@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import artifact, checkpoint, gguf_parts
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Matrices(Mapping[str, Grouped]):
-    """Quantised matrices by the names of the decoder's modules, such as layers.0.qkv; stored with two codes a byte."""
+    """Quantised matrices by the names of the decoder's modules, such as layers.0.mixer.qkv; two codes a byte."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)  # NAME.codes, NAME.scale, NAME.shift
     columns: dict[str, int] = field(default_factory=dict)
@@ -96,8 +96,9 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
     advance(0)
     for i, layer in enumerate(layers):
         layers[i] = block = copy.deepcopy(layer).float()
+        matrices = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
         try:
-            for name, linear in block.named_children():
+            for name, linear in matrices.items():
                 if x is None:
                     _replace(made, f"layers.{i}.{name}", linear, ())
                 else:  # as soon as its inputs are known

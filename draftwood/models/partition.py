@@ -21,6 +21,7 @@ from draftwood.models.decoder_config import DecoderConfig
 
 ALL_COLUMNS = slice(None)
 NO_EXCHANGE = nullcontext()
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # knobs that are shared out
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,17 @@ class Parallel:
         return replace(
             config,
             vocab_size=words.stop - words.start,
-            num_attention_heads=config.num_attention_heads // n,
-            num_key_value_heads=max(1, config.num_key_value_heads // n),
-            intermediate_size=config.intermediate_size // n,
+            **{knob: max(1, getattr(config, knob) // n) for knob in DIVIDED},
+            layers=tuple(
+                tuple((knob, max(1, value // n) if knob in DIVIDED else value) for knob, value in layer)
+                for layer in config.layers
+            ),
         )
 
     def piece(self, name: str, shape: torch.Size, config: DecoderConfig) -> ParameterPart | None:
         """The part of a decoder's parameter, given by name and full shape, that this process has; None: nothing."""
-        kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
-        module, c, n = kind.partition(".")[0], config, self.size
+        layer, kind = name.split(".", 3)[1::2] if name.startswith("layers.") else ("", name)
+        module, c, n = kind.partition(".")[0], config.layer(int(layer)) if layer else config, self.size
         all_rows = (slice(0, shape[0]),)
         if kind in ("embed.weight", "position.weight"):
             return ParameterPart(all_rows) if self.drives else None

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 5 };
+enum { DW_VERSION = 6 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -44,20 +44,31 @@ DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, flo
 
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {
-  int32_t width, heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
-  int32_t vocabulary, layer_norm, activation, gated, half_positions, position_offset;
-  float eps, scale, softcap, logit_softcap /* 0: none */, embedding_scale;
+  int32_t width, vocabulary, layer_norm /* the last norm, else root mean square */, half_positions, position_offset;
+  float eps, logit_softcap /* 0: none */, logit_scale, embedding_scale;
   const void *embeddings /* a matrix of [vocabulary] outputs, or null: the model reads hidden states */, *positions /* [..][width], or null */;
   const float *norm, *norm_bias;
   const void* head;
 } dw_shape;
 
-/* One half of a layer: attention (up = qkv, down = o) or MLP (up = gate and up, or up). */
+enum { DW_ATTENTION, DW_FEED_FORWARD };                /* kinds of parts */
+enum { DW_ONE_NORM, DW_HEAD_NORMS, DW_WHOLE_NORM };    /* of queries and keys: one weight [head_dim] for all heads, own ones
+                                                          [heads][head_dim], or a norm over all heads together */
+
+/* One half of a layer: attention (up = qkv, down = o) or feed-forward (up = gate and up, or up). */
 typedef struct {
-  int32_t attention, window /* positions that are seen, own included; 0: all */, rope /* which table */, keys, values /* planes */;
+  int32_t kind, joined /* reads the rows that the part before has read, and not its sum */, layer_norm;
+  int32_t heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
+  int32_t window /* positions that are seen, own included; 0: all */, rope /* which table */, keys, values /* planes */;
+  int32_t borrowed /* keys and values are those of an earlier layer: up = q */, gate /* each head's query is followed by a
+                      gate [head_dim], whose sigmoid multiplies what the head gets */;
+  int32_t qk_norm, late_norm /* behind the rotation */, value_norm /* values are divided by their root mean square */;
+  int32_t activation, gated;
+  float eps, multiplier /* of what is added to the rows */, scale, softcap /* 0: none */, clip /* of queries, keys, values; 0: none */;
   const void *up, *down;
   const float *norm, *norm_bias, *post_norm, *post_norm_bias; /* null where there is none */
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
+  const float* sinks; /* [heads] a score that takes part in the softmax and adds nothing, or null */
 } dw_part;
 
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,

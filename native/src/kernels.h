@@ -107,12 +107,13 @@ struct Matrix {
 };
 
 // One head of one row: what it asks for [dim], the slots that it sees in order of position, and room for up(n, PANEL)
-// scores and for what it gets [dim]. Queries that see the same slots have the same list.
+// scores and for what it gets [dim]. Queries that see the same slots have the same list. A sink is one score more, of nothing.
 struct Query {
   const float* q;
   const int32_t* list;
   int64_t n;
   float *scores, *out;
+  const float* sink;  // or null
 };
 
 // What a head's row of a plane of keys or values holds: dim numbers; whole ones behind the float that scales them, and the
@@ -140,8 +141,10 @@ struct Kernels {
   void (*activate)(int activation, const float* gate, const float* up, int64_t n, float* out);
   // Turn the first 2 * half components of a head: x[i], x[half + i] by cos[i], sin[i].
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half);
-  // x[i] += y[i]
-  void (*add)(float* x, const float* y, int64_t n);
+  // x[i] += factor * y[i]
+  void (*add)(float* x, const float* y, float factor, int64_t n);
+  // x[i] *= sigmoid(gate[i])
+  void (*damp)(float* x, const float* gate, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)
   void (*cap)(float* x, float cap, int64_t n);
   // Put x [dim] into a row of a plane.
@@ -152,7 +155,7 @@ struct Kernels {
                  float scale, float cap);
 };
 
-enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4 };
 
 // The set in use: the best proven one that this processor has, or the one that DRAFTWOOD_KERNELS names.
 const Kernels& kernels();

@@ -60,9 +60,10 @@ struct Forward {
 
   float* own(const Crew& crew) const { return scratch + crew.me * scratch_size; }
 
-  void norm(const float* in, const float* weight, const float* bias, int64_t n, float* out) const {
-    k.norm(s().layer_norm, in, weight, bias, n, s().eps, out);
+  void norm(const dw_part& part, const float* in, const float* weight, const float* bias, int64_t n, float* out) const {
+    k.norm(part.layer_norm, in, weight, bias, n, part.eps, out);
   }
+  void last_norm(const float* row, float* out) const { k.norm(s().layer_norm, row, s().norm, s().norm_bias, s().width, s().eps, out); }
 
   // One product; the rows' operand is ready. Threads take panels as they come.
   void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo) const {
@@ -78,10 +79,10 @@ struct Forward {
     if (!part) return;
     float *row = x + i * s().width, *out = branch + i * wide;
     if (part->post_norm) {
-      norm(out, part->post_norm, part->post_norm_bias, s().width, tmp);
+      norm(*part, out, part->post_norm, part->post_norm_bias, s().width, tmp);
       out = tmp;
     }
-    k.add(row, out, s().width);
+    k.add(row, out, part->multiplier, s().width);
   }
 
   // f(row) for all rows, shared out; then all threads meet.
@@ -96,11 +97,12 @@ struct Forward {
     each(crew, batch.rows, [&](int64_t i) {
       float* tmp = own(crew);
       const int64_t width = s().width, ahead = m.k - width;
-      settle(i, last, tmp);
+      if (!part.joined) settle(i, last, tmp);
       if (ahead) std::memcpy(tmp, batch.beside + i * width, 4 * width);
-      if (part.norm) norm(x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
+      if (part.norm) norm(part, x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
       else std::memcpy(tmp + ahead, x + i * width, 4 * width);
       k.convert(m, tmp, operand, i, batch.rows);
+      if (part.joined) settle(i, last, tmp);
     });
     multiply(crew, m, batch.rows, wide);
   }
@@ -108,36 +110,54 @@ struct Forward {
   PlaneType plane_type() const { return static_cast<PlaneType>(batch.plane_type); }
 
   // The row of a slot of a segment's extent in a plane, of one head.
-  char* plane_row(int32_t plane, int64_t segment, int64_t head, int64_t slot) const {
-    const int64_t row = batch.base[segment] * s().kv_heads + head * batch.capacity[segment] + slot;
-    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), s().head_dim);
+  char* plane_row(const dw_part& part, int32_t plane, int64_t segment, int64_t head, int64_t slot) const {
+    const int64_t row = static_cast<int64_t>(batch.base[segment]) * part.kv_heads + head * batch.capacity[segment] + slot;
+    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), part.head_dim);
   }
 
-  // Queries and keys of row i normalised and turned; key and value put into the planes.
-  void place(const dw_part& part, int64_t i, float* tmp) const {
-    const int64_t dim = s().head_dim, heads = s().heads, kv = s().kv_heads, half = s().rotary_dim / 2;
-    float* row = branch + i * wide;
-    for (int64_t h = 0; h < heads + kv; h++) {
-      float* v = row + h * dim;
-      if (part.q_norm) {
-        bool query = h < heads;
-        norm(v, query ? part.q_norm : part.k_norm, query ? part.q_norm_bias : part.k_norm_bias, dim, tmp);
-        std::memcpy(v, tmp, 4 * dim);
-      }
-      if (half) k.rotate(v, batch.cos[part.rope] + batch.position[i] * half, batch.sin[part.rope] + batch.position[i] * half, half);
+  // Norms of queries, or of keys: of each of `count` heads that lie `stride` apart, or of all of them together.
+  void normalise_heads(const dw_part& part, float* first, int64_t count, int64_t stride, const float* weight, const float* bias, float* tmp) const {
+    const int64_t dim = part.head_dim, each = part.qk_norm == DW_HEAD_NORMS ? dim : 0;
+    if (part.qk_norm == DW_WHOLE_NORM) {
+      norm(part, first, weight, bias, count * dim, tmp);
+      std::memcpy(first, tmp, 4 * count * dim);
+      return;
     }
+    for (int64_t h = 0; h < count; h++) {
+      norm(part, first + h * stride, weight + h * each, bias ? bias + h * each : nullptr, dim, tmp);
+      std::memcpy(first + h * stride, tmp, 4 * dim);
+    }
+  }
+
+  // Queries and keys of row i normalised and turned; key and value put into the planes, unless an earlier layer did.
+  void place(const dw_part& part, int64_t i, float* tmp) const {
+    const int64_t dim = part.head_dim, heads = part.heads, kv = part.borrowed ? 0 : part.kv_heads, half = part.rotary_dim / 2;
+    const int64_t stride = part.gate ? 2 * dim : dim;
+    float *row = branch + i * wide, *keys = row + heads * stride, *values = keys + kv * dim;
+    auto norms = [&] {
+      if (!part.q_norm) return;
+      normalise_heads(part, row, heads, stride, part.q_norm, part.q_norm_bias, tmp);
+      if (kv) normalise_heads(part, keys, kv, dim, part.k_norm, part.k_norm_bias, tmp);
+    };
+    for (float* v = row; part.clip && v < values + kv * dim; v++) *v = std::min(std::max(*v, -part.clip), part.clip);
+    if (!part.late_norm) norms();
+    for (int64_t h = 0; half && h < heads + kv; h++)
+      k.rotate(h < heads ? row + h * stride : keys + (h - heads) * dim, batch.cos[part.rope] + batch.position[i] * half,
+               batch.sin[part.rope] + batch.position[i] * half, half);
+    if (part.late_norm) norms();
     const int64_t segment = batch.segment[i];
     for (int64_t h = 0; h < kv; h++) {
-      const float* key = row + (heads + h) * dim;
-      k.keep(plane_type(), key, dim, plane_row(part.keys, segment, h, batch.slot[i]));
-      k.keep(plane_type(), key + kv * dim, dim, plane_row(part.values, segment, h, batch.slot[i]));
+      float* value = values + h * dim;
+      if (part.value_norm) k.norm(false, value, nullptr, nullptr, dim, part.eps, value);
+      k.keep(plane_type(), keys + h * dim, dim, plane_row(part, part.keys, segment, h, batch.slot[i]));
+      k.keep(plane_type(), value, dim, plane_row(part, part.values, segment, h, batch.slot[i]));
     }
   }
 
   // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
   void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
-    const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[first];
-    const char *keys = plane_row(part.keys, segment, h, 0), *values = plane_row(part.values, segment, h, 0);
+    const int64_t dim = part.head_dim, group = part.heads / part.kv_heads, segment = batch.segment[first];
+    const char *keys = plane_row(part, part.keys, segment, h, 0), *values = plane_row(part, part.values, segment, h, 0);
     for (int64_t from = 0; from < group; from += QUERIES) {
       Query query[QUERIES];
       int count = 0;
@@ -147,10 +167,11 @@ struct Forward {
         const int64_t trunk = last == first + 1 ? n : hidden ? 0 : batch.seen[i] / PANEL * PANEL;
         shared = i == first ? trunk : std::min(shared, trunk);
         for (int64_t g = from; g < std::min(from + QUERIES, group); g++, room += up(n, PANEL))
-          query[count++] = {branch + i * wide + (h * group + g) * dim, lists + list_at[i] + hidden, n, scores + room,
-                            inner + (i * s().heads + h * group + g) * dim};
+          query[count++] = {branch + i * wide + (h * group + g) * (part.gate ? 2 * dim : dim), lists + list_at[i] + hidden, n,
+                            scores + room, inner + (i * part.heads + h * group + g) * dim, part.sinks ? part.sinks + h * group + g : nullptr};
       }
-      k.attend(query, count, shared, keys, values, plane_type(), dim, s().scale, s().softcap);
+      k.attend(query, count, shared, keys, values, plane_type(), dim, part.scale, part.softcap);
+      for (int q = 0; part.gate && q < count; q++) k.damp(query[q].out, query[q].q + dim, dim);
     }
   }
 
@@ -158,12 +179,12 @@ struct Forward {
     enter(crew, last, part);
     float* tmp = own(crew);
     each(crew, batch.rows, [&](int64_t i) { place(part, i, tmp); });
-    const int64_t kv = s().kv_heads, count = bundles.size() - 1;
+    const int64_t kv = part.kv_heads, count = bundles.size() - 1;
     for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;)
       attend(part, bundles[item / kv], bundles[item / kv + 1], item % kv, tmp);
     crew.barrier();
     const Matrix& m = matrix(part.down);
-    each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * s().heads * s().head_dim, operand, i, batch.rows); });
+    each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * m.k, operand, i, batch.rows); });
     multiply(crew, m, batch.rows, wide);
   }
 
@@ -173,7 +194,7 @@ struct Forward {
     each(crew, batch.rows, [&](int64_t i) {
       const float* gate = branch + i * wide;
       float* tmp = own(crew);
-      k.activate(s().activation, gate, s().gated ? gate + m.k : nullptr, m.k, tmp);
+      k.activate(part.activation, gate, part.gated ? gate + m.k : nullptr, m.k, tmp);
       k.convert(m, tmp, operand, i, batch.rows);
     });
     multiply(crew, m, batch.rows, wide);
@@ -212,7 +233,7 @@ struct Forward {
       for (int64_t i = crew.me; i < batch.wanted_count; i += crew.threads) {
         const float* row = wanted(i);
         float* to = batch.states[n] + i * s().width;
-        if (after == static_cast<int>(model.layers.size())) norm(row, s().norm, s().norm_bias, s().width, to);
+        if (after == static_cast<int>(model.layers.size())) last_norm(row, to);
         else std::memcpy(to, row, 4 * s().width);
       }
     }
@@ -222,12 +243,13 @@ struct Forward {
     const Matrix& m = matrix(s().head);
     each(crew, batch.wanted_count, [&](int64_t i) {
       float* tmp = own(crew);
-      norm(wanted(i), s().norm, s().norm_bias, s().width, tmp);
+      last_norm(wanted(i), tmp);
       k.convert(m, tmp, operand, i, batch.wanted_count);
     });
     multiply(crew, m, batch.wanted_count, head_wide);
     each(crew, batch.wanted_count, [&](int64_t i) {
       float* row = branch + i * head_wide;
+      for (int64_t d = 0; s().logit_scale != 1 && d < s().vocabulary; d++) row[d] *= s().logit_scale;
       if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
       std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
     });
@@ -241,7 +263,7 @@ struct Forward {
     const dw_part* last = nullptr;
     for (int layer = batch.start; layer < batch.stop; layer++) {
       for (const dw_part& part : model.layers[layer]) {
-        if (part.attention) attention(crew, last, part);
+        if (part.kind == DW_ATTENTION) attention(crew, last, part);
         else feed(crew, last, part);
         last = &part;
       }
@@ -303,7 +325,7 @@ void Model::forward(const dw_batch& batch) {
     slots += length(batch, i);
     longest = std::max(longest, length(batch, i));
   }
-  int64_t wide = 0, widest = std::max<int64_t>(shape.width, shape.head_dim), head = 0;
+  int64_t wide = 0, widest = shape.width, head = 0, got = 0, group = 1, fewest = INT32_MAX;
   size_t operands = 0;
   auto product = [&](const void* p, int64_t count) {
     const Matrix& m = matrix(p);
@@ -315,21 +337,23 @@ void Model::forward(const dw_batch& batch) {
     for (const dw_part& part : layers[layer]) {
       const int64_t in = matrix(part.up).k;
       demand(in == shape.width || (in == 2 * shape.width && batch.beside), "a matrix reads what is not there");
+      wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
+      if (part.kind != DW_ATTENTION) continue;
+      got = std::max<int64_t>(got, part.heads * part.head_dim);
+      group = std::max<int64_t>(group, part.heads / part.kv_heads);
+      fewest = std::min<int64_t>(fewest, part.kv_heads);
     }
-  for (int layer = batch.start; layer < batch.stop; layer++)
-    for (const dw_part& part : layers[layer]) wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
   if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);
   const int threads = std::max(1, batch.threads);
-  const int64_t group = shape.heads / shape.kv_heads, items = rows * shape.kv_heads / (2 * threads);  // two for each thread at least
-  const int64_t most = std::max<int64_t>(1, std::min(QUERIES / group, items));
+  const int64_t most = std::max<int64_t>(1, std::min(QUERIES / group, rows * fewest / (2 * threads)));  // two items for each thread at least
   std::vector<int64_t> bundles;
   for (int64_t i = 0; i < rows; i++)
     if (!i || batch.segment[i] != batch.segment[i - 1] || i - bundles.back() == most) bundles.push_back(i);
   bundles.push_back(rows);
-  const int64_t own = up(std::max<int64_t>(widest, QUERIES * up(longest, PANEL)) + 64, 16);
+  const int64_t own = up(std::max<int64_t>({widest, got, QUERIES * up(longest, PANEL)}) + 64, 16);
   const Forward f{*this, batch, k, x.room<float>(rows * shape.width),
                   branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
-                  inner.room<float>(rows * shape.heads * shape.head_dim), operand.room<char>(operands),
+                  inner.room<float>(rows * got), operand.room<char>(operands),
                   lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own};
   together(threads, [&](Crew& crew) { f.run(crew); });
 }

@@ -44,7 +44,7 @@ def tree(tokens: int) -> tuple[Forest, list[int]]:
 
 LAYERS: dict[str, dict[str, Any]] = {
     "gpt2": {"norm": "layer", "position_offset": 0, "gated": False, "hidden_act": "gelu_new"},
-    "gemma": {"qk_norm": True, "sandwich": True, "norm": "rms_offset", "attention_softcap": 5.0, "windows": (8,)},
+    "gemma": {"qk_norm": "one", "post_norm": True, "norm": "rms_offset", "attention_softcap": 5.0, "window": 8},
 }
 
 

@@ -137,7 +137,8 @@ def test_each_knob_of_the_config_changes_the_logits(knob: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "part", ["qkv.bias", "o.bias", "gate_up.bias", "down.bias", "attention_norm", "mlp_norm", "norm"]
+    "part",
+    ["mixer.qkv.bias", "mixer.o.bias", "feed.gate_up.bias", "feed.down.bias", "mixer.norm", "feed.norm", "norm"],
 )
 def test_each_small_parameter_changes_the_logits(part: str, tmp_path: Path) -> None:
     write(tmp_path, **VARIANTS["biases"])
@@ -152,7 +153,7 @@ def test_each_small_parameter_changes_the_logits(part: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("changes", [{"low_freq_factor": 2.0}, {"high_freq_factor": 16.0}, {"factor": 2.0}])
 def test_each_llama3_rotary_setting_changes_the_angles(changes: dict[str, float], tmp_path: Path) -> None:
     def angles(decoder: Decoder) -> torch.Tensor:
-        return decoder.rotary.tables(16384, decoder.device, decoder.dtype)[0]
+        return decoder.attention_kinds[0].rotary.tables(16384, decoder.device, decoder.dtype)[0]
 
     write(tmp_path, **{**VARIANTS["llama_3_1"], "max_position_embeddings": 16384})
     before = angles(checkpoint.load(tmp_path))

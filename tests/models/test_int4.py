@@ -24,6 +24,7 @@ from draftwood.errors import ModelError
 from draftwood.models import int4
 from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import per_layer
 from draftwood.models.quantise import quantise
 from draftwood.models.text.tokenizer import Tokenizer
 
@@ -31,7 +32,13 @@ ROWS = torch.randint(1, 40, (4, 24), generator=torch.Generator().manual_seed(0))
 KNOBS = {
     "llama": {},
     "gpt-2": {"norm": "layer", "gated": False, "hidden_act": "gelu", "qkv_bias": True, "position_offset": 0},
-    "gemma": {"norm": "rms_offset", "sandwich": True, "qk_norm": True, "windows": (0, 8, 0, 8), "logit_softcap": 30.0},
+    "gemma": {
+        "norm": "rms_offset",
+        "post_norm": True,
+        "qk_norm": "one",
+        "layers": per_layer(window=(0, 8, 0, 8)),
+        "logit_softcap": 30.0,
+    },
 }
 
 
@@ -130,7 +137,7 @@ def test_two_codes_a_byte_are_what_they_were(columns: int, tmp_path: Path) -> No
 def test_matrices_are_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = Calibration.read(None, Tokenizer.load(home)).text(home, "it", False, lambda step, share: None)
     made = int4.cached(home, text)
-    assert made["layers.1.down"].codes.shape == (32, 48)
+    assert made["layers.1.feed.down"].codes.shape == (32, 48)
     monkeypatch.setattr(int4, "quantised", None)
     assert same(int4.cached(home, text), made)
 
@@ -147,11 +154,11 @@ def damage(path: Path, how: str) -> None:
         case "columns":
             facts["settings"]["columns"] = [1]
         case "missing":
-            del found["layers.0.o.scale"]
+            del found["layers.0.mixer.o.scale"]
         case "shape":
-            found["layers.0.o.codes"] = found["layers.0.o.codes"][:, 1:].contiguous()
+            found["layers.0.mixer.o.codes"] = found["layers.0.mixer.o.codes"][:, 1:].contiguous()
         case "dtype":
-            found["layers.0.o.shift"] = found["layers.0.o.shift"].float()
+            found["layers.0.mixer.o.shift"] = found["layers.0.mixer.o.shift"].float()
     save_file(found, path, {artifact.HEADER_KEY: json.dumps(facts)})
 
 
@@ -177,7 +184,7 @@ def test_a_file_of_other_weights_is_made_anew(home: Path, caplog: pytest.LogCapt
     save_file(weights, home / "model.safetensors", {"format": "pt"})
     made = int4.cached(home, int4.NO_TEXT)
     assert len(caplog.messages) == 1 and "was trained for another model" in caplog.messages[0]
-    scales = [each["layers.1.down"].scale for each in (before, made)]
+    scales = [each["layers.1.feed.down"].scale for each in (before, made)]
     assert torch.equal(2 * scales[0], scales[1])
 
 

@@ -26,7 +26,7 @@ def test_a_model_in_four_bits_is_made_once_and_drafts_change_no_token(
     assert shares.pop(made) == 0
     assert all(share == pytest.approx(1, abs=0.01) for share in shares.values())
     assert told < shares.keys() and {step.partition(": about ")[0] for step in shares.keys() - told} == {made}
-    assert engine.names["quantize"] == "int4" and engine.target.layers[0].qkv.kind == "int4"
+    assert engine.names["quantize"] == "int4" and engine.target.layers[0].mixer.qkv.kind == "int4"
     assert engine.target.head.kind == "int8"
     options = {"sampling": {"temperature": 0}, "max_new_tokens": 40, "ignore_eos": True}
     plain = engine.generate(PROMPT, "autoregressive", **options)

@@ -159,7 +159,7 @@ def test_a_row_that_is_not_finite_says_so_and_leaves_others_alone(kind: str, bad
 
 @needs_native
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("where", ["layers.0.qkv", "layers.1.down", "head"])
+@pytest.mark.parametrize("where", ["layers.0.mixer.qkv", "layers.1.feed.down", "head"])
 def test_a_weight_that_is_not_a_number(where: str, kind: str, directory: Path) -> None:
     model = checkpoint.load(directory, "float32", packed=False)
     weight = model.get_submodule(where).weight.clone()

@@ -11,6 +11,7 @@ from small_decoder import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, SamplingParams
 from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import per_layer
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other
 from draftwood.tune import skip_sets as skipping
 from draftwood.tune.shapes import Cost
@@ -25,16 +26,16 @@ def partly_idle() -> Decoder:
     model = decoder(2, torch.float64)
     with torch.no_grad():
         for layer in (0, 3):
-            model.layers[layer].o.weight.zero_()  # type: ignore[union-attr, operator]
+            model.layers[layer].mixer.o.weight.zero_()  # type: ignore[union-attr, operator]
         for layer in (1, 3):
-            model.layers[layer].down.weight.zero_()  # type: ignore[union-attr, operator]
+            model.layers[layer].feed.down.weight.zero_()  # type: ignore[union-attr, operator]
     return model
 
 
 def windowed() -> Decoder:
     """A target of which every other layer sees three positions only."""
     plain = partly_idle()
-    model = Decoder(replace(plain.config, windows=(0, 3, 0, 3))).double().eval()
+    model = Decoder(replace(plain.config, layers=per_layer(window=(0, 3, 0, 3)))).double().eval()
     model.load_state_dict(plain.state_dict())
     return model
 

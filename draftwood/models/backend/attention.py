@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.models.flat import PLAIN_SCORES, Scores
+
 MIN_BITWISE_ROWS = 4  # products of fewer rows use another kernel in float32
 SUM_BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # number of slots that a kernel is known to sum in slot order
 ROWS_AT_A_TIME = 16  # small products are not split among threads, and few scores are in memory at once
@@ -40,35 +42,26 @@ def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     return bias[:, None, :, None].expand(b, kv_heads, n, group, span).reshape(b * kv_heads, n * group, span)
 
 
-def ordered(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None = None, cap: float | None = None
-) -> Tensor:
+def ordered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scores: Scores = PLAIN_SCORES) -> Tensor:
     """Attention with the same bits for a row whatever the other rows are, on a CPU.
 
-    q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D]. Scores are scaled, pass
-    cap * tanh(score / cap) where there is a cap, and are masked. Heads that share keys are rows of one product, so that
-    no key is copied.
+    q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D]. Heads that share keys are
+    rows of one product, so that no key is copied.
     """
     n, block = q.shape[1], SUM_BLOCK.get(q.dtype)
     if n <= ROWS_AT_A_TIME:
-        return products(q, k, v, bias, scale, cap, block)
+        return products(q, k, v, bias, scores, block)
     rows, parts = bias.shape[1] // n, []  # 0 rows: one mask for all
     for first in range(0, n, ROWS_AT_A_TIME):
         first = max(0, min(first, n - MIN_BITWISE_ROWS))  # the last product repeats rows where few are left
         part = bias[:, first * rows : (first + ROWS_AT_A_TIME) * rows] if rows else bias
-        parts.append(products(q[:, first : first + ROWS_AT_A_TIME], k, v, part, scale, cap, block))
+        parts.append(products(q[:, first : first + ROWS_AT_A_TIME], k, v, part, scores, block))
     parts[-1] = parts[-1][:, sum(part.shape[1] for part in parts) - n :]
     return torch.cat(parts, 1)
 
 
 def products(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    scale: float | None = None,
-    cap: float | None = None,
-    block: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scores: Scores = PLAIN_SCORES, block: int | None = None
 ) -> Tensor:
     """`ordered` for all rows at once; sums over slots are made in blocks of `block` slots, or all at once (None)."""
     b, n, heads, width = q.shape
@@ -80,12 +73,16 @@ def products(
     k, v = k.reshape(folds, span, width), v.reshape(folds, span, width)
     if folds == 1:  # a single product would be shared out among threads by rows, which changes its kernel
         grouped, k, v = grouped.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
-    scale = width**-0.5 if scale is None else scale
+    scale, cap = scores.factor(width), scores.cap
     if cap is None:
-        scores = torch.baddbmm(bias, grouped, k.transpose(1, 2), alpha=scale)
+        made = torch.baddbmm(bias, grouped, k.transpose(1, 2), alpha=scale)
     else:
-        scores = torch.bmm(grouped, k.transpose(1, 2)).mul_(scale / cap).tanh_().mul_(cap).add_(bias)
-    weights = torch.softmax(scores, -1)
+        made = torch.bmm(grouped, k.transpose(1, 2)).mul_(scale / cap).tanh_().mul_(cap).add_(bias)
+    if scores.sinks is None:
+        weights = torch.softmax(made, -1)
+    else:
+        sinks = scores.sinks.view(1, kv_heads, 1, -1).expand(b, -1, n, -1).reshape(folds, -1, 1)
+        weights = torch.softmax(torch.cat((made, sinks.expand(len(made), -1, -1)), -1), -1)[..., :-1]
     if block is None or span <= block:
         out = torch.bmm(weights, v)
     else:
@@ -95,30 +92,33 @@ def products(
     return out[:folds].view(b, kv_heads, n, -1, width).transpose(1, 2).reshape(b, n, heads * width)
 
 
-def fused(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None = None, cap: float | None = None
-) -> Tensor:
-    """The same as `ordered`, by PyTorch's kernel where there is no cap, and differentiable; bits depend on the batch.
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scores: Scores = PLAIN_SCORES) -> Tensor:
+    """The same as `ordered`, by PyTorch's kernel where it can, and differentiable; bits depend on the batch.
 
     bias [B or 1, Q or 1, S] is from `additive`; None: a causal mask.
     """
     b, n, heads, width = q.shape
     kv_heads = k.shape[1]
-    if cap is None:
+    if scores.cap is None and scores.sinks is None:
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k,
             v,
             attn_mask=None if bias is None else bias[:, None],
             is_causal=bias is None,
-            scale=scale,
+            scale=scores.scale,
             enable_gqa=heads != kv_heads,
         )
         return out.transpose(1, 2).reshape(b, n, heads * width)
     if bias is None:
         bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=q.device).tril(), q.dtype)
     grouped = q.view(b, n, kv_heads, -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, Q, D]
-    scores = grouped @ k[:, :, None].transpose(-1, -2) * (width**-0.5 if scale is None else scale)
-    scores = cap * torch.tanh(scores / cap) + bias[:, None, None]
-    weights = scores.softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    made = grouped @ k[:, :, None].transpose(-1, -2) * scores.factor(width)
+    if scores.cap is not None:
+        made = scores.cap * torch.tanh(made / scores.cap)
+    made = made + bias[:, None, None]
+    if scores.sinks is not None:
+        sinks = scores.sinks.to(made.dtype).view(1, kv_heads, -1, 1, 1).expand(b, -1, -1, n, 1)
+        made = torch.cat((made, sinks), -1)
+    weights = made.softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)[..., : k.shape[2]]
     return (weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, n, heads * width)

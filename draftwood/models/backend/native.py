@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
+ATTENTION_PART, FEED_FORWARD_PART = range(2)
+QK_NORMS = {"one": 0, "each": 1, "whole": 2}
 PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
 
@@ -31,17 +33,19 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 class ModelShape(Structure):
     _fields_ = [
-        *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated"),
-        *_fields(c_int32, "half_positions position_offset"),
-        *_fields(c_float, "eps scale softcap logit_softcap embedding_scale"),
+        *_fields(c_int32, "width vocabulary layer_norm half_positions position_offset"),
+        *_fields(c_float, "eps logit_softcap logit_scale embedding_scale"),
         *_fields(c_void_p, "embeddings positions norm norm_bias head"),
     ]
 
 
 class ModelPart(Structure):
     _fields_ = [
-        *_fields(c_int32, "attention window rope keys values"),
+        *_fields(c_int32, "kind joined layer_norm heads kv_heads head_dim rotary_dim window rope keys values"),
+        *_fields(c_int32, "borrowed gate qk_norm late_norm value_norm activation gated"),
+        *_fields(c_float, "eps multiplier scale softcap clip"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
+        ("sinks", c_void_p),
     ]
 
 

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.native import (
+    ATTENTION_PART,
+    FEED_FORWARD_PART,
     PLANE_TYPES,
+    QK_NORMS,
     ModelPart,
     ModelShape,
     NativeEmbedding,
@@ -23,11 +26,15 @@ from draftwood.models.backend.native import (
     loaded_library,
 )
 from draftwood.models.base import Batch
-from draftwood.models.block import Block
 from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
+from draftwood.models.layers.attention import Attention
+from draftwood.models.layers.feed_forward import FeedForward
+from draftwood.models.layers.part import Part
+from draftwood.models.rotary import Rotary
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
+ACTIVATION_NUMBERS |= {"relu2": 4}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads, plane_type; beside
 _CALL = Struct("@4i15P4i3Pi2P2iP")
@@ -44,13 +51,9 @@ class Program:
         self._free = lib.dw_model_free
         embeds = self._embeddings(decoder)
         shape = ModelShape(
-            *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
-            0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
-            *(c.vocab_size, c.norm == "layer", ACTIVATION_NUMBERS[c.hidden_act], c.gated),
+            *(c.hidden_size, c.vocab_size, c.norm.startswith("layer")),
             *(decoder.position is not None and decoder.position.weight.dtype == torch.bfloat16, c.position_offset or 0),
-            c.rms_norm_eps,
-            c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
-            *(c.attention_softcap or 0, c.logit_softcap or 0),
+            *(c.rms_norm_eps, c.logit_softcap or 0, c.logit_scale),
             float(torch.tensor(c.embedding_scale, dtype=decoder.dtype)),  # rounded, as when the models were trained
             embeds,
             self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
@@ -58,15 +61,13 @@ class Program:
         )
         self.handle = lib.dw_model(byref(shape), self.n_layers)
         check(not self.handle)
-        self._ropes = [decoder.rotary_of(window) for window in decoder.windows]  # one for each kind of layer
+        self._ropes = [kind.rotary for kind in decoder.attention_kinds]
         for layer, parts in enumerate(decoder.parts()):
-            for block, attention in parts:
-                part = self._part(block, attention)
-                if attention:
-                    part.rope = decoder.kinds[layer]
-                    part.window = decoder.windows[part.rope]
-                    part.keys, part.values = 2 * layer, 2 * layer + 1
-                check(lib.dw_model_part(self.handle, layer, byref(part)) != 0)
+            for part, joined in parts:
+                native = self._part(part, joined)
+                native.rope = decoder.kinds[layer]
+                native.keys, native.values = (at := decoder.first_planes[layer]), at + 1
+                check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
         self._tables = RotaryTables((), 0, array("Q"), array("Q"))
         self._forward = lib.dw_forward
 
@@ -89,7 +90,7 @@ class Program:
         return None if values is None else self._keep(values.detach().float().contiguous())
 
     def _norm(self, weight: Tensor | None) -> int | None:
-        offset = weight is not None and self.config.norm == "rms_offset"
+        offset = weight is not None and self.config.norm.endswith("_offset")
         return self._vector(1 + weight.detach().float() if offset and weight is not None else weight)
 
     def _matrix(self, module: nn.Module) -> Any:
@@ -97,28 +98,36 @@ class Program:
         self._kept.append(module)
         return module.handle
 
-    def _part(self, block: Block, attention: bool) -> ModelPart:
-        part = ModelPart(attention=attention)
-        if attention:
-            up, down, names = block.qkv, block.o, {"norm": "attention_norm", "post_norm": "post_attention_norm"}
-            names |= {"q_norm": "q_norm", "k_norm": "k_norm"}
+    def _part(self, part: Part, joined: bool) -> ModelPart:
+        """Half a layer as the library has it; the places of keys and values are for the caller."""
+        c, native, norms = part.config, ModelPart(), ["norm", "post_norm"]
+        native.joined, native.layer_norm, native.eps = joined, c.norm.startswith("layer"), c.rms_norm_eps
+        native.multiplier = c.residual_multiplier
+        if isinstance(part, Attention):
+            up, down, native.kind = part.qkv, part.o, ATTENTION_PART
+            native.heads, native.kv_heads, native.head_dim = part.heads, part.kv_heads, part.head_dim
+            native.window, native.rotary_dim = c.window, c.rotated
+            native.scale, native.softcap, native.clip = c.query_scale, c.attention_softcap or 0, c.qkv_clip or 0
+            native.borrowed, native.gate, native.value_norm = c.kv_layer is not None, c.output_gate, c.value_norm
+            native.qk_norm, native.late_norm = QK_NORMS[c.qk_norm or "one"], c.late_qk_norm
+            native.sinks = self._vector(part.sinks)
+            norms += ["q_norm", "k_norm"]
         else:
-            up, down = block.gate_up if block.gated else block.up, block.down
-            names = {"norm": "mlp_norm", "post_norm": "post_mlp_norm"}
-        part.up, part.down = self._matrix(up), self._matrix(down)
-        if getattr(block, "norm_first", False) and attention:
-            del names["norm"]  # the rows are normalised already
-        for name, source in names.items():
-            setattr(part, name, self._norm(getattr(block, source, None)))
-            setattr(part, f"{name}_bias", self._vector(getattr(block, f"{source}_bias", None)))
-        return part
+            assert isinstance(part, FeedForward)
+            up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART
+            native.activation, native.gated = ACTIVATION_NUMBERS[c.hidden_act], c.gated
+        native.up, native.down = self._matrix(up), self._matrix(down)
+        if getattr(part, "norm_first", False):
+            norms.remove("norm")  # the rows are normalised already
+        for name in norms:
+            setattr(native, name, self._norm(getattr(part, name, None)))
+            setattr(native, f"{name}_bias", self._vector(getattr(part, f"{name}_bias", None)))
+        return native
 
     def _rotary(self, reach: int) -> RotaryTables:
         """Rotary tables of each kind of layer, for positions below `reach` or more."""
         if reach > self._tables.reach:
-            made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
-            halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
-            self._tables = RotaryTables.of([(cos.contiguous(), sin.contiguous()) for cos, sin in halves])
+            self._tables = RotaryTables.of([None if rope is None else _halves(rope, reach) for rope in self._ropes])
         return self._tables
 
     def forward(self, batch: Batch, cache: Cache, beside: Tensor | None = None) -> Tensor:
@@ -189,18 +198,24 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and their addresses."""
+    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and their addresses; 0 where it has none."""
 
-    tables: Sequence[tuple[Tensor, Tensor]]
+    tables: Sequence[tuple[Tensor, Tensor] | None]
     reach: int  # number of positions
     cos: array[int]
     sin: array[int]
 
     @classmethod
-    def of(cls, tables: Sequence[tuple[Tensor, Tensor]]) -> RotaryTables:
-        reach = min((len(cos) for cos, _ in tables), default=1 << 60)
-        cos, sin = (data_pointers([pair[i] for pair in tables]) for i in (0, 1))
+    def of(cls, tables: Sequence[tuple[Tensor, Tensor] | None]) -> RotaryTables:
+        reach = min((len(pair[0]) for pair in tables if pair), default=1 << 60)
+        cos, sin = (array("Q", [pair[i].data_ptr() if pair else 0 for pair in tables]) for i in (0, 1))
         return cls(tables, reach, cos, sin)
+
+
+def _halves(rope: Rotary, reach: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, rotary_dim / 2] for `reach` positions or more."""
+    cos, sin = rope.tables(reach, torch.device("cpu"), torch.float32)
+    return cos[:, 0].chunk(2, -1)[0].contiguous(), sin[:, 0].chunk(2, -1)[1].contiguous()
 
 
 def _start(values: array[int]) -> int:

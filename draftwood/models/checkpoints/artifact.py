@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,10 @@ def fingerprint(model: CausalModel) -> str:
     """
     inner = getattr(model, "decoder", model)
     config = getattr(inner, "config", None)
-    about = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+    about = {}
+    if is_dataclass(config) and not isinstance(config, type):  # without knobs that say nothing, as new ones do
+        usual = {knob.name: knob.default for knob in fields(config)}
+        about = {name: value for name, value in asdict(config).items() if getattr(config, name) != usual[name]}
     shape = [type(inner).__name__, inner.vocab_size, inner.n_layers, about]
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
     embed = getattr(inner, "embed", None)

@@ -13,7 +13,8 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
-from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.rotary import UNSCALED
 from draftwood.util.safe_parsing import short_repr
 
 MAX_LAYERS = 100_000
@@ -133,28 +134,33 @@ def _llama(raw: Raw) -> DecoderConfig:
 def _mistral(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 32000, 4096, 14336, 32, 32, 8, None)
     keys.only(raw, "layer_types")  # transformers ignores the key here and asks for another class
-    windows = (_window(raw, 4096),) * shape["num_hidden_layers"]
-    return DecoderConfig(**_llama_like(raw, shape, 4096 * 32), windows=windows)
+    return DecoderConfig(**_llama_like(raw, shape, 4096 * 32), window=_window(raw, 4096))
 
 
-def _qwen_windows(raw: Raw, layers: int) -> tuple[int, ...]:
+def _in_windows(windows: tuple[int, ...]) -> Raw:
+    """The knobs of layers with windows."""
+    alike = len(set(windows)) == 1
+    return {"window": windows[0]} if alike else {"layers": per_layer(window=windows)}
+
+
+def _qwen_windows(raw: Raw, layers: int) -> Raw:
     window = _window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
     first = raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"max_window_layers is {short_repr(first)}, but must be a whole number")
-    return _windows(raw, layers, window, lambda layer: window > 0 and layer >= first)
+    return _in_windows(_windows(raw, layers, window, lambda layer: window > 0 and layer >= first))
 
 
 def _qwen2(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 151936, 4096, 22016, 32, 32, 32, None)
     windows = _qwen_windows(raw, shape["num_hidden_layers"])
-    return DecoderConfig(**_llama_like(raw, shape, 32768), qkv_bias=True, windows=windows)
+    return DecoderConfig(**_llama_like(raw, shape, 32768), qkv_bias=True, **windows)
 
 
 def _qwen3(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 151936, 4096, 22016, 32, 32, 32, 128)
     windows = _qwen_windows(raw, shape["num_hidden_layers"])
-    return DecoderConfig(**_llama_like(raw, shape, 32768), **_attention_bias(raw), qk_norm=True, windows=windows)
+    return DecoderConfig(**_llama_like(raw, shape, 32768), **_attention_bias(raw), qk_norm="one", **windows)
 
 
 def _phi3(raw: Raw) -> DecoderConfig:
@@ -174,7 +180,7 @@ def _phi3(raw: Raw) -> DecoderConfig:
     return DecoderConfig(
         **_llama_like(unscaled, shape, 4096, 1e-5),
         rotary_dim=None if rotated == shape["head_dim"] else rotated,
-        windows=(_window(raw, None),) * shape["num_hidden_layers"],
+        window=_window(raw, None),
     )
 
 
@@ -201,7 +207,7 @@ def _gemma_late(raw: Raw, shape: Raw, context: int) -> Raw:
         **_llama_like({**raw, "hidden_act": activation}, shape, context, tied=True),
         **_attention_bias(raw),
         "norm": "rms_offset",
-        "sandwich": True,
+        "post_norm": True,
         "embedding_scale": shape["hidden_size"] ** 0.5,
         "attention_scale": keys.positive_number(raw, "query_pre_attn_scalar", 256) ** -0.5,
     }
@@ -216,7 +222,7 @@ def _gemma2(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 256000, 2304, 9216, 26, 8, 4, 256)
     return DecoderConfig(
         **_gemma_late(raw, shape, 8192),
-        windows=_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: layer % 2 == 0),
+        **_in_windows(_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: layer % 2 == 0)),
         attention_softcap=_cap(raw, "attn_logit_softcapping", 50.0),
         logit_softcap=_cap(raw, "final_logit_softcapping", 30.0),
     )
@@ -244,11 +250,16 @@ def _gemma3(raw: Raw) -> DecoderConfig:
     both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": full["rope_theta"]}
     full = keys.rope_object({**both, "rope_parameters": full}) if rope else {**full, **keys.rope_object(both)}
     keys.only(local, "rope_type", "default")
+    knobs = _gemma_late({**raw, "rope_parameters": full}, shape, 131072)
+    windows = _windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: (layer + 1) % pattern != 0)
     return DecoderConfig(
-        **_gemma_late({**raw, "rope_parameters": full}, shape, 131072),
-        qk_norm=True,
-        windows=_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: (layer + 1) % pattern != 0),
-        local_rope_theta=local["rope_theta"],
+        **knobs,
+        qk_norm="one",
+        layers=per_layer(
+            window=windows,
+            rope_theta=[local["rope_theta"] if window else knobs["rope_theta"] for window in windows],
+            rope_scaling=[UNSCALED if window else knobs["rope_scaling"] for window in windows],
+        ),
         logit_softcap=_cap(raw, "final_logit_softcapping", None),
     )
 
@@ -323,6 +334,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(_gemma3, GEMMA_3),
     "opt": Family(_opt, OPT),
     "gpt2": Family(
-        _gpt2, GPT_2, "transformer.", frozenset(f"layers.{{i}}.{x}.weight" for x in ("qkv", "o", "up", "down"))
+        _gpt2,
+        GPT_2,
+        "transformer.",
+        frozenset(f"layers.{{i}}.{x}.weight" for x in ("mixer.qkv", "mixer.o", "feed.up", "feed.down")),
     ),
 }

@@ -76,7 +76,7 @@ def _no_embeddings(tensors: Tensors, family: Family) -> None:
 def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
     """Raise ModelError for a tensor of the file that no parameter uses; tensors of layers beyond the last may stay."""
     read = {name for pattern in family.names for name in _sources(family, pattern, layers, parameters)}
-    before = family.names["layers.{i}.attention_norm"][0].partition("{i}")[0]
+    before = family.names["layers.{i}.mixer.norm"][0].partition("{i}")[0]
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
         if name in read or HARMLESS_TENSORS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):

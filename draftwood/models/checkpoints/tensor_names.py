@@ -23,17 +23,17 @@ LLAMA: Names = {
     "embed.weight": ("model.embed_tokens.weight",),
     "norm": ("model.norm.weight",),
     "head.weight": ("lm_head.weight",),
-    "layers.{i}.attention_norm": (f"{_LAYER}.input_layernorm.weight",),
-    "layers.{i}.mlp_norm": (f"{_LAYER}.post_attention_layernorm.weight",),
-    **_both("layers.{i}.qkv", *(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")),
-    **_both("layers.{i}.o", f"{_LAYER}.self_attn.o_proj"),
-    **_both("layers.{i}.gate_up", *(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))),
-    **_both("layers.{i}.down", f"{_LAYER}.mlp.down_proj"),
+    "layers.{i}.mixer.norm": (f"{_LAYER}.input_layernorm.weight",),
+    "layers.{i}.feed.norm": (f"{_LAYER}.post_attention_layernorm.weight",),
+    **_both("layers.{i}.mixer.qkv", *(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **_both("layers.{i}.mixer.o", f"{_LAYER}.self_attn.o_proj"),
+    **_both("layers.{i}.feed.gate_up", *(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))),
+    **_both("layers.{i}.feed.down", f"{_LAYER}.mlp.down_proj"),
 }
 
 _HEAD_NORMS: Names = {
-    "layers.{i}.q_norm": ("model.layers.{i}.self_attn.q_norm.weight",),
-    "layers.{i}.k_norm": ("model.layers.{i}.self_attn.k_norm.weight",),
+    "layers.{i}.mixer.q_norm": ("model.layers.{i}.self_attn.q_norm.weight",),
+    "layers.{i}.mixer.k_norm": ("model.layers.{i}.self_attn.k_norm.weight",),
 }
 
 _HEAD_LAYER = "layers.{i}"
@@ -43,30 +43,30 @@ EAGLE: Names = {
     "embed.weight": ("embed_tokens.weight",),
     "decoder.norm": ("norm.weight",),
     "decoder.head.weight": ("lm_head.weight",),
-    "decoder.layers.{i}.attention_norm": (f"{_HEAD_LAYER}.input_layernorm.weight",),
-    "decoder.layers.0.attention_norm": ("layers.0.hidden_norm.weight",),
-    "decoder.layers.0.input_norm": ("layers.0.input_layernorm.weight",),
+    "decoder.layers.{i}.mixer.norm": (f"{_HEAD_LAYER}.input_layernorm.weight",),
+    "decoder.layers.0.mixer.norm": ("layers.0.hidden_norm.weight",),
+    "decoder.layers.0.mixer.input_norm": ("layers.0.input_layernorm.weight",),
     **{
         f"decoder.{name}": tuple(source.removeprefix("model.") for source in LLAMA[name])
         for name in LLAMA
-        if name.startswith("layers.") and not name.endswith(".attention_norm")
+        if name.startswith("layers.") and not name.endswith(".mixer.norm")
     },
-    **{f"decoder.layers.{{i}}.{x}_norm": (f"{_HEAD_LAYER}.self_attn.{x}_norm.weight",) for x in "qk"},
+    **{f"decoder.layers.{{i}}.mixer.{x}_norm": (f"{_HEAD_LAYER}.self_attn.{x}_norm.weight",) for x in "qk"},
 }
 
 QWEN_3: Names = {**LLAMA, **_HEAD_NORMS}
 
 PHI_3: Names = {
     **LLAMA,
-    **_both("layers.{i}.qkv", f"{_LAYER}.self_attn.qkv_proj"),
-    **_both("layers.{i}.gate_up", f"{_LAYER}.mlp.gate_up_proj"),
+    **_both("layers.{i}.mixer.qkv", f"{_LAYER}.self_attn.qkv_proj"),
+    **_both("layers.{i}.feed.gate_up", f"{_LAYER}.mlp.gate_up_proj"),
 }
 
 GEMMA_2: Names = {
     **LLAMA,
-    "layers.{i}.post_attention_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
-    "layers.{i}.mlp_norm": ("model.layers.{i}.pre_feedforward_layernorm.weight",),
-    "layers.{i}.post_mlp_norm": ("model.layers.{i}.post_feedforward_layernorm.weight",),
+    "layers.{i}.mixer.post_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
+    "layers.{i}.feed.norm": ("model.layers.{i}.pre_feedforward_layernorm.weight",),
+    "layers.{i}.feed.post_norm": ("model.layers.{i}.post_feedforward_layernorm.weight",),
 }
 
 GEMMA_3: Names = {**GEMMA_2, **_HEAD_NORMS}
@@ -78,12 +78,12 @@ OPT: Names = {
     "position.weight": ("model.decoder.embed_positions.weight",),
     "head.weight": ("lm_head.weight",),
     **_layer_norm("norm", "model.decoder.final_layer_norm"),
-    **_layer_norm("layers.{i}.attention_norm", f"{_OPT_LAYER}.self_attn_layer_norm"),
-    **_layer_norm("layers.{i}.mlp_norm", f"{_OPT_LAYER}.final_layer_norm"),
-    **_both("layers.{i}.qkv", *(f"{_OPT_LAYER}.self_attn.{x}_proj" for x in "qkv")),
-    **_both("layers.{i}.o", f"{_OPT_LAYER}.self_attn.out_proj"),
-    **_both("layers.{i}.up", f"{_OPT_LAYER}.fc1"),
-    **_both("layers.{i}.down", f"{_OPT_LAYER}.fc2"),
+    **_layer_norm("layers.{i}.mixer.norm", f"{_OPT_LAYER}.self_attn_layer_norm"),
+    **_layer_norm("layers.{i}.feed.norm", f"{_OPT_LAYER}.final_layer_norm"),
+    **_both("layers.{i}.mixer.qkv", *(f"{_OPT_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **_both("layers.{i}.mixer.o", f"{_OPT_LAYER}.self_attn.out_proj"),
+    **_both("layers.{i}.feed.up", f"{_OPT_LAYER}.fc1"),
+    **_both("layers.{i}.feed.down", f"{_OPT_LAYER}.fc2"),
 }
 
 GPT_2: Names = {
@@ -91,10 +91,10 @@ GPT_2: Names = {
     "position.weight": ("transformer.wpe.weight",),
     "head.weight": ("lm_head.weight",),
     **_layer_norm("norm", "transformer.ln_f"),
-    **_layer_norm("layers.{i}.attention_norm", "transformer.h.{i}.ln_1"),
-    **_layer_norm("layers.{i}.mlp_norm", "transformer.h.{i}.ln_2"),
-    **_both("layers.{i}.qkv", "transformer.h.{i}.attn.c_attn"),
-    **_both("layers.{i}.o", "transformer.h.{i}.attn.c_proj"),
-    **_both("layers.{i}.up", "transformer.h.{i}.mlp.c_fc"),
-    **_both("layers.{i}.down", "transformer.h.{i}.mlp.c_proj"),
+    **_layer_norm("layers.{i}.mixer.norm", "transformer.h.{i}.ln_1"),
+    **_layer_norm("layers.{i}.feed.norm", "transformer.h.{i}.ln_2"),
+    **_both("layers.{i}.mixer.qkv", "transformer.h.{i}.attn.c_attn"),
+    **_both("layers.{i}.mixer.o", "transformer.h.{i}.attn.c_proj"),
+    **_both("layers.{i}.feed.up", "transformer.h.{i}.mlp.c_fc"),
+    **_both("layers.{i}.feed.down", "transformer.h.{i}.mlp.c_proj"),
 }

@@ -19,12 +19,12 @@ from draftwood.errors import ModelError
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.program import Program
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.block import Block
 from draftwood.models.cache import Cache
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.flat import AttentionMetadata
+from draftwood.models.flat import AttentionMetadata, Scores
+from draftwood.models.layers.attention import Attention
 from draftwood.models.modules import Embedding, Linear, bytes_of
 from draftwood.models.wrapper import DecoderWrapper
 
@@ -43,8 +43,8 @@ class StateReader(CausalModel, Protocol):
     reads: tuple[int, ...]
 
 
-class EagleBlock(Block):
-    """The first layer of a head: the input of its attention is the token's embedding and the state, both normalised.
+class EagleAttention(Attention):
+    """The mixer of a head's first layer: its input is the token's embedding and the state, both normalised.
 
     With `norm_first` the residual sum uses the normalised state too.
     """
@@ -55,8 +55,8 @@ class EagleBlock(Block):
         self.input_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.norm_first = norm_first
 
-    def attend(self, x: Tensor, meta: AttentionMetadata, store: Any) -> Tensor:
-        return super().attend(super().enter(x, meta) if self.norm_first else x, meta, store)
+    def forward(self, x: Tensor, meta: AttentionMetadata, store: Any, reads: Tensor | None = None) -> Tensor:
+        return super().forward(super().enter(x, meta) if self.norm_first else x, meta, store)
 
     def enter(self, x: Tensor, meta: AttentionMetadata) -> Tensor:
         assert meta.beside is not None
@@ -93,7 +93,7 @@ class EagleHead(DecoderWrapper, nn.Module):
         self.fc = Linear(self.states, config.hidden_size, bias=False)
         self.fused_norm = nn.Parameter(torch.ones(self.states)) if fused_norm else None
         self.decoder = Decoder(config)
-        self.decoder.layers[0] = EagleBlock(config, norm_first)
+        self.first.mixer = EagleAttention(config, norm_first)
         self.decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
         self.embed = Embedding(vocabulary, config.hidden_size) if outer is None else None
         self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
@@ -117,7 +117,7 @@ class EagleHead(DecoderWrapper, nn.Module):
             name.replace(f"layers.{target.n_layers - 1}.", "layers.0."): p for name, p in target.named_parameters()
         }
         known["head.weight"] = target.head.weight if words is None else target.head.weight[words.to(target.device)]
-        known["layers.0.qkv.weight"] = torch.cat([known["layers.0.qkv.weight"]] * 2, 1) * 0.5**0.5
+        known["layers.0.mixer.qkv.weight"] = torch.cat([known["layers.0.mixer.qkv.weight"]] * 2, 1) * 0.5**0.5
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, part in made.named_parameters():
@@ -159,14 +159,20 @@ class EagleHead(DecoderWrapper, nn.Module):
 
     def _native(self, batch: Batch, cache: Cache, embedded: Tensor) -> Tensor:
         """The forward by the native library, after fc and the embeddings; `batch.hidden` is the layers' input."""
-        block = self.decoder.layers[0]
-        assert isinstance(block, EagleBlock) and batch.hidden is not None
+        mixer = self.first.mixer
+        assert isinstance(mixer, EagleAttention) and batch.hidden is not None
         if self._program is None:
             self._program = Program(self.decoder, empty=1)
-        if block.norm_first:
-            batch.hidden = block.normalise(batch.hidden, block.attention_norm.float(), None, block.eps)
-        beside = block.normalise(embedded, block.input_norm.float(), None, block.eps)
+        if mixer.norm_first:
+            assert mixer.norm is not None
+            batch.hidden = mixer.normalise(batch.hidden, mixer.norm.float(), None, mixer.eps)
+        beside = mixer.normalise(embedded, mixer.input_norm.float(), None, mixer.eps)
         return self._program.forward(batch, cache, beside.contiguous())
+
+    @property
+    def first(self) -> Any:
+        """The first layer."""
+        return self.decoder.layers[0]
 
     @property
     def computed(self) -> torch.dtype:
@@ -234,13 +240,11 @@ class Unrolled:
     def __init__(self) -> None:
         self.past: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, cap: float | None
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, how: Scores) -> Tensor:
         """As `fused`, in step s: row i sees rows 0 to i - s + 1 of step 1, and row i - s + n of steps n = 2..s."""
         self.past.append((k, v))
         if len(self.past) == 1:
-            return fused(q, k, v, bias, scale, cap)
+            return fused(q, k, v, bias, how)
         b, n, heads, width = q.shape
         rows = q.view(b, n, k.shape[1], -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, T, D]
         first, values = self.past[0]
@@ -252,7 +256,7 @@ class Unrolled:
             for step, pair in enumerate(self.past[1:], 1)
         ]
         scores = torch.cat((scores, torch.stack([(rows * keys).sum(-1) for keys, _ in later], -1)), -1)
-        weights = (scores * (width**-0.5 if scale is None else scale)).float().softmax(-1).to(v.dtype)
+        weights = (scores * how.factor(width)).float().softmax(-1).to(v.dtype)
         out = weights[..., :n] @ values[:, :, None]
         for place, (_, part) in enumerate(later, n):
             out = out + weights[..., place, None] * part

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.block import Sublayers
 from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.layers.layer import Sublayers
 from draftwood.models.modules import Embedding
 from draftwood.models.wrapper import DecoderWrapper
 
@@ -28,8 +28,8 @@ KIND, FILE = "exit", "exit.safetensors"
 
 def shape(config: DecoderConfig, depth: int = 1) -> DecoderConfig:
     """The config of an exit with `depth` layers like the target's last ones, and a head of its own."""
-    windows = config.windows[config.num_hidden_layers - depth : config.num_hidden_layers]
-    return replace(config, num_hidden_layers=depth, windows=windows, tie_word_embeddings=False)
+    layers = config.layers[config.num_hidden_layers - depth : config.num_hidden_layers]
+    return replace(config, num_hidden_layers=depth, layers=layers, tie_word_embeddings=False)
 
 
 def share(layers: int) -> int:

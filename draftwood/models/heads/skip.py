@@ -9,17 +9,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from draftwood.errors import ConfigurationError
-from draftwood.models.base import Batch, CausalModel
-from draftwood.models.block import Block, Sublayers
+from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.heads.exit import layered
+from draftwood.models.layers.layer import PartReads, Sublayers
+from draftwood.models.layers.part import Part
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import bytes_of
 
@@ -78,23 +79,23 @@ class SkippedDecoder(Decoder):
         rests: list[Sublayers] = []
         kinds: list[int] = []
         planes: list[int] = []  # of the target's cache
-        ahead: list[tuple[Block, bool]] = []  # MLPs before the first attention
+        ahead: list[PartReads] = []  # MLPs before the first attention
         for layer in range(target.n_layers):
-            block: Any = target.layers[layer]
+            mixer, (feed, joined) = target.parts()[layer]
             if layer not in skipped.attention:
                 rests.append(Sublayers())
                 kinds.append(target.kinds[layer])
-                planes += [2 * layer, 2 * layer + 1]
-                rests[-1].parts, ahead = [*ahead, (block, True)], []
+                planes.append(target.first_planes[layer])
+                rests[-1].parts, ahead = [*ahead, mixer], []
             if layer not in skipped.mlp:
-                (rests[-1].parts if rests else ahead).append((block, False))
+                (rests[-1].parts if rests else ahead).append((feed, joined and layer not in skipped.attention))
         own = {"_modules", "_parameters", "_buffers"}
         self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
         for name in own:
             self.__dict__[name] = dict(target.__dict__[name])
         self.__dict__["full_model"] = target  # not registered: it is borrowed
         self.skipped = skipped
-        self.planes = [*planes, 2 * target.n_layers] if target.stores_positions else planes
+        self.first_planes = planes
         self.layers = nn.ModuleList(rests)
         self.kinds, self.n_layers, self.home, self._program = kinds, len(rests), None, None
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
@@ -107,27 +108,19 @@ class SkippedDecoder(Decoder):
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         return self.full_model.new_cache(slots, budget)
 
-    def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        return super().forward(batch, cache.select_planes(self.planes))
-
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads: those of the remaining sublayers, the norm and the head."""
         total = super().weight_bytes
         for rest in self.layers:
             assert isinstance(rest, Sublayers)
-            total += sum(part_bytes(block)["attention" if attention else "mlp"] for block, attention in rest.parts)
+            total += sum(bytes_of_part(part) for part, _ in rest.parts)
         return total
 
 
-def part_bytes(block: Block) -> dict[str, int]:
-    """Bytes of weights of each half of a layer: {'attention': ..., 'mlp': ...}."""
-    total = {"attention": 0, "mlp": 0}
-    for name, child in block.named_children():
-        total["attention" if name in ("qkv", "o") else "mlp"] += bytes_of(child)
-    for name, part in block.named_parameters(recurse=False):
-        total["mlp" if "mlp" in name else "attention"] += part.numel() * part.element_size()
-    return total
+def bytes_of_part(part: Part) -> int:
+    """Bytes of weights of half a layer."""
+    return sum(bytes_of(module, recurse=False) for module in part.modules())
 
 
 def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:

@@ -20,5 +20,5 @@ namespace dw::DW_SET {
 #include "products.h"
 
 extern const Kernels table;
-const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, cap, keep, attend};
+const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, damp, cap, keep, attend};
 }  // namespace dw::DW_SET

@@ -120,10 +120,11 @@ static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_
 }
 
 // scores to weights that sum to 1; behind the last one stand others of them, to a whole vector
-static void softmax(float* scores, int64_t n) {
+static void softmax(float* scores, int64_t n, const float* sink) {
   Floats tops = load(scores);
   for (int64_t t = WIDTH; t < n; t += WIDTH) tops = load(scores + t) > tops ? load(scores + t) : tops;
   float top = most(tops);
+  if (sink && *sink > top) top = *sink;
   Floats total{};
   vectors(n, [&](int64_t t, int64_t c) {
     Floats e = exp(load(scores + t) - top);
@@ -131,7 +132,7 @@ static void softmax(float* scores, int64_t n) {
     store(scores + t, e);
     total += e;
   });
-  float inverse = 1 / sum(total);
+  float inverse = 1 / (sum(total) + (sink ? exp(all(*sink - top))[0] : 0));
   vectors(n, [&](int64_t t, int64_t) { store(scores + t, load(scores + t) * inverse); });
 }
 
@@ -207,7 +208,7 @@ static void attended(const Query* query, int count, int64_t shared, const void* 
   spans(query, count, shared, [&](const Query* first, int some, int64_t from, int64_t to) {
     scored(first, some, keys, from, to, dim, scale, limit);
   });
-  for (int i = 0; i < count; i++) softmax(query[i].scores, query[i].n);
+  for (int i = 0; i < count; i++) softmax(query[i].scores, query[i].n, query[i].sink);
   spans(query, count, shared, [&](const Query* first, int some, int64_t from, int64_t to) {
     gathered(first, some, values, from, to, dim);
   });

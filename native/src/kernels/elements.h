@@ -39,7 +39,8 @@ static void norm(bool layer, const float* x, const float* weight, const float* b
   });
   float factor = 1 / std::sqrt(sum(squares) / n + eps);
   vectors(n, [&](int64_t i, int64_t c) {
-    Floats v = (some(x + i, c) - mean) * factor * some(weight + i, c);
+    Floats v = (some(x + i, c) - mean) * factor;
+    if (weight) v *= some(weight + i, c);
     put(out + i, bias ? v + some(bias + i, c) : v, c);
   });
 }
@@ -51,6 +52,7 @@ static void activate(int activation, const float* gate, const float* up, int64_t
       case SILU: v = x / (1.f + exp(-x)); break;
       case GELU: v = 0.5f * x * (1.f + erf(x * 0.70710678f)); break;
       case GELU_TANH: v = 0.5f * x * (1.f + tanh(0.79788456f * fma(x * x * x, all(0.044715f), x))); break;
+      case RELU_SQUARED: v = x < 0.f ? Floats{} : x * x; break;
       default: v = x < 0.f ? Floats{} : x;
     }
     put(out + i, up ? v * some(up + i, c) : v, c);
@@ -65,8 +67,13 @@ static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
   });
 }
 
-static void add(float* x, const float* y, int64_t n) {
-  vectors(n, [&](int64_t i, int64_t c) { put(x + i, some(x + i, c) + some(y + i, c), c); });
+static void add(float* x, const float* y, float factor, int64_t n) {
+  if (factor == 1) vectors(n, [&](int64_t i, int64_t c) { put(x + i, some(x + i, c) + some(y + i, c), c); });
+  else vectors(n, [&](int64_t i, int64_t c) { put(x + i, fma(all(factor), some(y + i, c), some(x + i, c)), c); });
+}
+
+static void damp(float* x, const float* gate, int64_t n) {
+  vectors(n, [&](int64_t i, int64_t c) { put(x + i, some(x + i, c) / (1.f + exp(-some(gate + i, c))), c); });
 }
 
 static void cap(float* x, float limit, int64_t n) {

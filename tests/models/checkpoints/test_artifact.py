@@ -106,7 +106,7 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
 def test_the_shipped_files() -> None:
     home = EMBEDDED / "target"
     found = {kind: artifact.load(artifact.companion(home, kind), kind) for kind in ("exit", "heads", "skip")}
-    assert {each.models["target"] for each in found.values()} == {"18cea6bd6c7448a5"}
+    assert {each.models["target"] for each in found.values()} == {"58a54e4866370213"}
     assert found["exit"].settings == {"layers": 1, "depth": 1}
     assert found["heads"].settings["heads"] == 4 and len(found["heads"].settings["ranks"]) == 4
     assert found["skip"].settings == {"attention": [1, 5, 7, 8, 10, 11], "mlp": [1, 2, 3, 4, 5, 7, 9]}

@@ -363,7 +363,7 @@ def test_saving_in_another_dtype(tmp_path: Path) -> None:
     saving.save(decoder, tmp_path / "half", torch.bfloat16)
     half = checkpoint.load(tmp_path / "half", "auto", packed=False)
     assert half.dtype == torch.bfloat16
-    assert torch.equal(half.layers[0].qkv.weight, decoder.layers[0].qkv.weight.bfloat16())
+    assert torch.equal(half.layers[0].mixer.qkv.weight, decoder.layers[0].mixer.qkv.weight.bfloat16())
 
 
 def test_a_shape_that_llama_cannot_say_is_not_saved(tmp_path: Path) -> None:

@@ -55,16 +55,20 @@ def test_each_knob_of_a_config_changes_the_logits(name: str, changes: dict[str, 
 
 
 PARTS = {
-    "qwen2": ["layers.1.qkv.bias"],
-    "qwen3": ["layers.1.q_norm", "layers.1.k_norm"],
-    "gemma2": ["norm", *(f"layers.1.{x}_norm" for x in ("attention", "post_attention", "mlp", "post_mlp"))],
-    "gemma3": ["layers.2.q_norm", "layers.2.k_norm", "layers.2.post_mlp_norm"],
+    "qwen2": ["layers.1.mixer.qkv.bias"],
+    "qwen3": ["layers.1.mixer.q_norm", "layers.1.mixer.k_norm"],
+    "gemma2": ["norm", *(f"layers.1.{x}" for x in ("mixer.norm", "mixer.post_norm", "feed.norm", "feed.post_norm"))],
+    "gemma3": ["layers.2.mixer.q_norm", "layers.2.mixer.k_norm", "layers.2.feed.post_norm"],
     "opt": [
         "position.weight",
         "norm_bias",
-        *(f"layers.1.{x}" for x in ("attention_norm_bias", "mlp_norm_bias", "up.bias")),
+        *(f"layers.1.{x}" for x in ("mixer.norm_bias", "feed.norm_bias", "feed.up.bias")),
     ],
-    "gpt2": ["position.weight", "norm_bias", *(f"layers.1.{x}.bias" for x in ("qkv", "o", "up", "down"))],
+    "gpt2": [
+        "position.weight",
+        "norm_bias",
+        *(f"layers.1.{x}.bias" for x in ("mixer.qkv", "mixer.o", "feed.up", "feed.down")),
+    ],
 }
 
 
@@ -164,13 +168,13 @@ def test_biases_that_a_config_forgets_are_not_dropped_silently(tmp_path: Path) -
 
 def test_only_what_llama_can_say_is_saved_as_llama(tmp_path: Path) -> None:
     write(tmp_path / "limited", "mistral")
-    with pytest.raises(ModelError, match="the Llama family has no word for this model's windows; it cannot be saved"):
+    with pytest.raises(ModelError, match="the Llama family has no word for this model's window; it cannot be saved"):
         saving.save(checkpoint.load(tmp_path / "limited", packed=False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     write(tmp_path / "source", "mistral_unlimited")
     decoder = checkpoint.load(tmp_path / "source", packed=False)
     config = decoder.config
-    plain = Decoder(type(config)(**{**vars(config), "windows": ()})).requires_grad_(False)
+    plain = Decoder(type(config)(**{**vars(config), "window": 0})).requires_grad_(False)
     plain.load_state_dict(decoder.state_dict())
     saving.save(plain, tmp_path / "out")
     assert torch.equal(prompt_logits(tmp_path / "out"), prompt_logits(tmp_path / "source"))

@@ -146,7 +146,7 @@ def test_in_the_bits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     quantised, plain = write(tmp_path, name)
     kind = METHODS[name][2]
     model = checkpoint.load(quantised, "auto", kv_dtype="float32")
-    assert model.layers[0].qkv.kind == model.layers[1].down.kind == kind and model.head.kind == "f32"
+    assert model.layers[0].mixer.qkv.kind == model.layers[1].feed.down.kind == kind and model.head.kind == "f32"
     right = checkpoint.load(plain, "float64", packed=False)
     for module in right.layers.modules():
         if isinstance(module, torch.nn.Linear) and kind != "float32":  # inputs as the kernels round them

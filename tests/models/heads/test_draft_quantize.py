@@ -70,7 +70,7 @@ def test_draft_models_are_held_as_asked(
     own = Path(shutil.copytree(draft, tmp_path / "draft", ignore=shutil.ignore_patterns("int4")))
     engine = draftwood.load(copy_of_target, own, **options)
     models: list[Any] = [engine.target, *engine.drafts]
-    assert tuple(model.layers[0].qkv.kind for model in models) == kinds
+    assert tuple(model.layers[0].mixer.qkv.kind for model in models) == kinds
     assert engine.names.get("draft_quantize") == options.get("draft_quantize")
     assert [(home / "int4").exists() for home in (copy_of_target, own)] == [kind == "int4" for kind in kinds]
 

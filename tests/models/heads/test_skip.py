@@ -21,13 +21,14 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import per_layer
 from draftwood.models.flat import AttentionMetadata
 from draftwood.models.heads.skip import (
     Skipped,
     SkippedDecoder,
+    bytes_of_part,
     every_other,
     load,
-    part_bytes,
     save,
     skipping,
 )
@@ -42,7 +43,7 @@ def wide(seed: int = 0, layers: int = 4) -> Decoder:
     """Four layers, of which every other sees three positions only."""
     plain = decoder(seed, torch.float64)
     torch.manual_seed(seed)
-    config = replace(plain.config, num_hidden_layers=layers, windows=(0, 3) * (layers // 2))
+    config = replace(plain.config, num_hidden_layers=layers, layers=per_layer(window=(0, 3) * (layers // 2)))
     model = Decoder(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -55,9 +56,9 @@ def silenced(target: Decoder, skipped: Skipped) -> Decoder:
     model = copy.deepcopy(target)
     with torch.no_grad():
         for layer in skipped.attention:
-            model.layers[layer].o.weight.zero_()  # type: ignore[union-attr, operator]
+            model.layers[layer].mixer.o.weight.zero_()  # type: ignore[union-attr, operator]
         for layer in skipped.mlp:
-            model.layers[layer].down.weight.zero_()  # type: ignore[union-attr, operator]
+            model.layers[layer].feed.down.weight.zero_()  # type: ignore[union-attr, operator]
     return model
 
 
@@ -90,19 +91,19 @@ def without_a_cache(target: Decoder, skipped: Skipped, verified: list[int], draf
     tokens, count = torch.tensor([verified + drafts]), len(verified)
     places = torch.arange(tokens.shape[1])[None]
     x = target.embedded(tokens, places)
-    assert target.rotary is not None
-    cos, sin = (table[: tokens.shape[1]] for table in target.rotary.tables(64, x.device, x.dtype))
     for layer in range(target.n_layers):
-        window = target.windows[target.kinds[layer]]
+        window, _, _, rotary = target.attention_kinds[target.kinds[layer]]
+        assert rotary is not None
+        cos, sin = (table[: tokens.shape[1]] for table in rotary.tables(64, x.device, x.dtype))
         near = (places.mT >= places) & (places > places.mT - (window or 64))
         view = AttentionMetadata(
             cos, sin, fused, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None]
         )
         block: Any = target.layers[layer]
-        attended = block.attend(x, view, None)
+        attended = block.mixer(x, view, None)
         if layer in skipped.attention:
             attended[:, count:] = x[:, count:]
-        x = block.feed(attended)
+        x = block.feed(attended, view, None)
         if layer in skipped.mlp:
             x[:, count:] = attended[:, count:]
     return target.logits(x[0, -1:])[0]
@@ -169,11 +170,11 @@ def test_every_weight_is_the_targets_own() -> None:
 def test_bytes_that_a_forward_reads() -> None:
     target = decoder()
     assert SkippedDecoder(target, Skipped()).weight_bytes == target.weight_bytes
-    halves = part_bytes(target.layers[1])  # type: ignore[arg-type]
+    layer: Any = target.layers[1]
     less = target.weight_bytes - SkippedDecoder(target, Skipped((1,), ())).weight_bytes
-    assert less == halves["attention"] > 0
+    assert less == bytes_of_part(layer.mixer) > 0
     less = target.weight_bytes - SkippedDecoder(target, Skipped((), (1, 2))).weight_bytes
-    assert less == 2 * halves["mlp"] > 0
+    assert less == 2 * bytes_of_part(layer.feed) > 0
 
 
 def test_views_are_told_apart() -> None:

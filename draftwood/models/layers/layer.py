@@ -1,0 +1,60 @@
+"""One layer of a decoder: a mixer, then a feed-forward, each a `Part` that adds to the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import AttentionMetadata, KVStore
+from draftwood.models.layers.attention import Attention
+from draftwood.models.layers.feed_forward import FeedForward
+from draftwood.models.layers.part import Part
+from draftwood.models.partition import UNSPLIT, Parallel
+
+PartReads: TypeAlias = tuple[Part, bool]  # a part, and whether it reads what the one before has read, and not its sum
+
+
+class Layer(nn.Module):
+    """A mixer and a feed-forward.
+
+    With `parallel` it is the part of a layer that one of several processes computes: `config` has the number of its
+    heads and hidden units.
+    """
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
+        super().__init__()
+        self.mixer = Attention(config, parallel)
+        self.feed = FeedForward(config, parallel)
+        self.joined = config.joined
+
+    @property
+    def parts(self) -> list[PartReads]:
+        """What adds to the rows, in order."""
+        return [(self.mixer, False), (self.feed, self.joined)]
+
+    def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
+        """x [B, N, D] -> [B, N, D]. B is 1 with a `store` of keys and values; else rows of x see one another."""
+        return through(self.parts, x, meta, store)
+
+
+class Sublayers(nn.Module):
+    """Some parts of other layers, in order, that take the place of one layer; without any, rows pass unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[PartReads] = []  # not registered, because another model owns them
+
+    def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
+        """The same as `Layer.forward`, of these parts."""
+        return through(self.parts, x, meta, store)
+
+
+def through(parts: Iterable[PartReads], x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
+    """Rows x [B, N, D] behind some parts."""
+    before = x
+    for part, joined in parts:
+        before, x = x, part(x, meta, store, before if joined else None)
+    return x
