@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.checkpoint import read_config
-from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import UNSCALED
 from draftwood.util.files import replacing

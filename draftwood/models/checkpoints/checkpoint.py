@@ -23,7 +23,8 @@ from draftwood.models.backend.matrix import Holder, computed, holder
 from draftwood.models.backend.native import NativeMatrix, unavailable
 from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families import FAMILIES, Family
+from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.files import read_json
 from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX, PLAIN_TYPES
 from draftwood.models.checkpoints.gguf_weights import GgufWeights

@@ -16,7 +16,8 @@ from draftwood.errors import ModelError
 from draftwood.models.backend.native import StoredRows
 from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families import FAMILIES, Family
+from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
 from draftwood.util.safe_parsing import short_repr

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import Holder
 from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows
-from draftwood.models.checkpoints.families import Family
+from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.files import write_tensors
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig

@@ -15,7 +15,7 @@ import torch
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families import Family
+from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.decoder_config import DecoderConfig

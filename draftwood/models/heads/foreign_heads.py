@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.checkpoints.checkpoint import read_config
-from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.tensor_names import EAGLE
 from draftwood.models.decoder import Decoder

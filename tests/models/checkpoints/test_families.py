@@ -13,7 +13,7 @@ from family_models import FIRST, PROMPT, VARIANTS, chain, close, grow, per_path,
 import draftwood
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.models.checkpoints import checkpoint
-from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.decoder import Decoder
 
 # controls: what a config or a small tensor says reaches the logits

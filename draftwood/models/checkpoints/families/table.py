@@ -1,0 +1,25 @@
+"""The table of model families."""
+
+from __future__ import annotations
+
+from draftwood.models.checkpoints.families import gemma, gpt, llama
+from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(llama.llama, LLAMA),
+    "mistral": Family(llama.mistral, LLAMA),
+    "qwen2": Family(llama.qwen2, LLAMA),
+    "qwen3": Family(llama.qwen3, QWEN_3),
+    "phi3": Family(llama.phi3, PHI_3),
+    "gemma": Family(gemma.gemma, LLAMA),
+    "gemma2": Family(gemma.gemma2, GEMMA_2),
+    "gemma3_text": Family(gemma.gemma3, GEMMA_3),
+    "opt": Family(gpt.opt, OPT),
+    "gpt2": Family(
+        gpt.gpt2,
+        GPT_2,
+        "transformer.",
+        frozenset(f"layers.{{i}}.{x}.weight" for x in ("mixer.qkv", "mixer.o", "feed.up", "feed.down")),
+    ),
+}
