@@ -11,12 +11,12 @@ in place; pages that were never written take no physical memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, chain
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -65,6 +65,36 @@ class Extent:
     used: int = 0  # how many of them the request asked for
 
 
+class SlotStates(Protocol):
+    """What layers that read the past through a state keep of slots; see `draftwood.models.recurrent_states`."""
+
+    interval: int
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def extent_bytes(self) -> int: ...
+
+    def reserve(self, extent: Extent, trunk: int, nodes: int) -> None: ...
+
+    def release(self, extent: Extent) -> None: ...
+
+    def free(self, extent: Extent, slots: Iterable[int]) -> None: ...
+
+    def clear(self, extent: Extent, first: int) -> None: ...
+
+    def settle(self, extent: Extent) -> None: ...
+
+    def held_bytes(self, extent: Extent) -> int: ...
+
+    def reusable(self, extent: Extent, tokens: int) -> int: ...
+
+    def copy(self, source: Extent, target: Extent, tokens: int) -> None: ...
+
+    def first_again(self, extent: Extent, trunk: Sequence[int], position: int) -> int: ...
+
+
 class Cache:
     """Slots, each with a row in several planes (for a decoder: the keys and the values of each layer).
 
@@ -93,6 +123,7 @@ class Cache:
         self.device = device
         self.budget = budget or MemoryBudget()
         self.fixed, self.change_log = fixed, change_log
+        self.states: SlotStates | None = None  # of layers that read the past through a state
         self.slot_bytes = copies * sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
         self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
         self.pointers = data_pointers(self.planes)
@@ -166,11 +197,13 @@ class Cache:
         extent.base, extent.capacity = self._end(place), capacity
         self._lent.insert(place, extent)
         del self._lent[next(i for i, other in enumerate(self._lent) if other is extent and i != place)]
-        self.copy(before, extent, before.capacity)
-        self.clear(extent, before.capacity)
+        self._copy_planes(before, extent, before.capacity)
+        self._clear_planes(extent, before.capacity)
 
     def release(self, extent: Extent) -> None:
         """Take an extent back, and give back the memory if most of it is idle now."""
+        if self.states is not None:
+            self.states.release(extent)
         self._lent = [other for other in self._lent if other is not extent]
         if self.slots > 2 * self.lent + 4 * CAPACITY_STEP or not self._lent:
             self._move(self.lent)
@@ -195,7 +228,20 @@ class Cache:
         return torch.from_numpy(rows.ravel()).to(self.device)
 
     def copy(self, source: Extent, target: Extent, slots: int) -> None:
-        """Copy the first `slots` slots of one extent to another."""
+        """Copy the first `slots` slots of one extent to another, with what is kept of them for recurrent layers."""
+        self._copy_planes(source, target, slots)
+        if self.states is not None:
+            self.states.copy(source, target, slots)
+
+    def reusable(self, extent: Extent, tokens: int) -> int:
+        """How many of the first `tokens` tokens of a text, in slots 0, 1, ..., another request can go on behind."""
+        return tokens if self.states is None else self.states.reusable(extent, tokens)
+
+    def shareable(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens of a text that is about to be read another request can go on behind."""
+        return tokens if self.states is None else tokens // self.states.interval * self.states.interval
+
+    def _copy_planes(self, source: Extent, target: Extent, slots: int) -> None:
         self._log(ChangeKind.COPIED, source.base, source.capacity, target.base, target.capacity, slots)
         for plane in range(len(self.planes)):
             self.read(plane, target, slots).copy_(self.read(plane, source, slots))
@@ -231,6 +277,11 @@ class Cache:
 
         Attention multiplies masked slots by zero, so that what they hold must be finite.
         """
+        self._clear_planes(extent, first)
+        if self.states is not None:
+            self.states.clear(extent, first)
+
+    def _clear_planes(self, extent: Extent, first: int) -> None:
         self._log(ChangeKind.CLEARED, extent.base, extent.capacity, first)
         for plane in range(len(self.planes)):
             self.read(plane, extent)[:, :, first:] = 0
@@ -333,6 +384,9 @@ class Cache:
 
     def drop(self) -> None:
         """Give back all memory; extents that are lent are lost."""
+        if self.states is not None:
+            for extent in self._lent:
+                self.states.release(extent)
         self._lent = []
         self._move(0)
 

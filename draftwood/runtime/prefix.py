@@ -42,7 +42,8 @@ class KeptPrefix:
 
     @property
     def bytes(self) -> int:
-        return self.extent.capacity * self.cache.slot_bytes
+        states = 0 if self.cache.states is None else self.cache.states.held_bytes(self.extent)
+        return self.extent.capacity * self.cache.slot_bytes + states
 
 
 _tokens = attrgetter("tokens")
@@ -92,7 +93,7 @@ class PrefixCache:
 
     def worth_waiting(self, cache: Cache, tokens: Sequence[int], others: Sequence[int]) -> bool:
         """Whether a request with some tokens saves enough if one that reads `others` computes what they begin with."""
-        shared = common(tokens, others)
+        shared = cache.shareable(common(tokens, others))
         return self._usable(cache, tokens) and shared - self._longest(cache, tokens)[0] >= MIN_PREFIX
 
     def _usable(self, cache: Cache, tokens: Sequence[int]) -> bool:
@@ -116,9 +117,11 @@ class PrefixCache:
             return 0, None, None
         best, entry = self._closest(cache, list(tokens))
         source = None if entry is None else entry.extent
+        best = best if source is None else cache.reusable(source, best)
         for holder in self.live:
-            if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
-                best, entry, source = found, None, holder.extent
+            extent = holder.extent if holder.cache is cache else None
+            if extent is not None and (found := cache.reusable(extent, common(tokens, holder.prefix))) > best:
+                best, entry, source = found, None, extent
         return (best, entry, source) if best >= MIN_PREFIX else (0, None, None)
 
     def _closest(self, cache: Cache, tokens: list[int]) -> tuple[int, KeptPrefix | None]:
@@ -144,6 +147,8 @@ class PrefixCache:
         if not self._usable(holder.cache, tokens):
             holder.cache.release(extent)
             return
+        if holder.cache.states is not None:
+            holder.cache.states.settle(extent)
         entry = KeptPrefix(holder.cache, extent, tokens)
         self.kept[entry] = next(self._clock)
         insort(self._sorted.setdefault(holder.cache, []), entry, key=_tokens)

@@ -252,6 +252,8 @@ class Session:
             self._level.pop(slot, None)
             self._hidden.pop(slot, None)
             heapq.heappush(self._free, slot)
+        if self.cache.states is not None and self.extent is not None:
+            self.cache.states.free(self.extent, slots.values())
         self._shrink()
 
     def allocations(self, run: Run) -> list[tuple[Sequence[int], int]]:
@@ -309,6 +311,8 @@ class Session:
         nodes = self._with_ancestors(forest, [node for node in run.nodes if node >= 0], stop)
         assert self.extent is not None
         self.cache.reserve(self.extent, max(len(forest.trunk) + len(nodes) + len(self._node_slot), self._top))
+        if self.cache.states is not None:
+            self.cache.states.reserve(self.extent, len(rows) + len(forest.trunk) - self.cached, len(nodes))
         rows += self._new_trunk_rows()
         rows += self._node_rows(forest, nodes, stop)
         self.peak = max(self.peak, self.live_slots)
@@ -321,7 +325,7 @@ class Session:
 
     def _partial_rows(self, again: Sequence[int], stop: int) -> list[Row]:
         """Rows of trunk tokens that have slots, but lack layers below `stop`; `again`: positions that are asked for."""
-        for position in again:
+        for position in self._with_states(again):
             slot = self._trunk_slot[position]
             if self.level(slot) >= stop:  # asked for once more: its answer was not kept
                 self._level[slot] = 0
@@ -330,6 +334,13 @@ class Session:
         partial = dict.fromkeys(self._partial)  # each once
         self._partial = [position for position in partial if self._trunk_slot[position] in self._level]
         return [self._trunk_row(position) for position in self._partial if self._level_at(position) < stop]
+
+    def _with_states(self, again: Sequence[int]) -> Sequence[int]:
+        """`again` and the positions before it that recurrent layers must read once more to get there."""
+        states, trunk = self.cache.states, self._trunk_slot
+        if states is None or self.extent is None or not again:
+            return again
+        return sorted({at for one in again for at in range(states.first_again(self.extent, trunk, one), one + 1)})
 
     def _level_at(self, position: int) -> int:
         return self.level(self._trunk_slot[position])
