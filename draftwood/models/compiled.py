@@ -22,6 +22,7 @@ from draftwood.models.cache import Cache, round_up
 from draftwood.models.decoder import Decoder
 from draftwood.models.flat import AttentionMetadata, Scores
 from draftwood.models.memory_budget import MemoryBudget
+from draftwood.models.recurrent_fold import StateStore
 from draftwood.models.wrapper import DecoderWrapper
 
 ROW_BUCKETS = (2, 8, 32)  # numbers of rows that forwards are padded to
@@ -47,6 +48,7 @@ class ExtentKV:
     keys: Tensor
     values: Tensor
     slots: Tensor  # [N] slot of the extent that each row is written to
+    states: StateStore | None = None
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
         assert meta.bias is not None
@@ -66,6 +68,8 @@ class Compiled(DecoderWrapper):
     """
 
     def __init__(self, decoder: Decoder) -> None:
+        if decoder.recurrent_shapes:
+            raise ConfigurationError("a model with recurrent layers is not compiled; leave compile out")
         self.decoder = decoder
         self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
         self.compile_seconds = 0.0

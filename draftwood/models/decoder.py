@@ -5,7 +5,8 @@ A family of models is a `DecoderConfig`, never a subclass; what a family needs b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from draftwood.models.functions import NORMS
 from draftwood.models.kv_rows import row_width
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.partition import UNSPLIT, Parallel
+from draftwood.models.recurrent_fold import CachedStates
+from draftwood.models.recurrent_states import RecurrentStates
 
 
 class Decoder(DecoderWeights):
@@ -53,6 +56,11 @@ class Decoder(DecoderWeights):
         return isinstance(self.head, NativeMatrix)
 
     @property
+    def by_program(self) -> bool:
+        """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
+        return self._program is not None or (self.native and not self.recurrent_shapes)
+
+    @property
     def kernels(self) -> str:
         """The name of the native kernel set that computes forwards; empty where PyTorch does."""
         return kernels()[0] if self.native else ""
@@ -68,8 +76,10 @@ class Decoder(DecoderWeights):
         return self.parallel.broken
 
     def padded_rows(self, count: int) -> int:
-        if self._program is not None or self.native:
+        if self.by_program:
             return count
+        if self.native:
+            return max(count, self._min_rows)
         return max(count, self._min_rows, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
@@ -77,20 +87,25 @@ class Decoder(DecoderWeights):
         planes: list[Plane] = []
         for number in range(self.n_layers):
             c = self.local.layer(number)
-            if c.kv_layer is None:
+            if c.attends and c.kv_layer is None:
                 planes += [(c.num_key_value_heads, row_width(dtype, c.head_dim), dtype)] * 2
         if self.stores_positions:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
-        return Cache(planes, self.device, slots, budget, copies=copies, change_log=parallel.change_log())
+        cache = Cache(planes, self.device, slots, budget, copies=copies, change_log=parallel.change_log())
+        if self.recurrent_shapes:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            shapes, layers = self.recurrent_shapes, self.n_layers
+            cache.states = RecurrentStates(shapes, layers, self.device, wide, cache.budget, cache.slot_bytes)
+        return cache
 
     @property
     def stores_positions(self) -> bool:
         """True if the last plane of the cache holds the position of each slot, which PyTorch needs for windows."""
-        return any(kind.window for kind in self.attention_kinds) and not self.native
+        return any(kind.window for kind in self.attention_kinds) and not self.by_program
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        if self._program is None and self.native:
+        if self._program is None and self.by_program:
             self._program = Program(self)
         if self._program is not None:
             return self._program.forward(batch, cache)
@@ -98,8 +113,20 @@ class Decoder(DecoderWeights):
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
         with self.parallel.together(batch, cache, x, self.skipped_parts):
             metadata, stores = self.attention_metadata(batch, cache), self.kv_stores(batch, cache)
-            x = self.run(x[None], metadata, stores, batch.start, stop, batch)[0]
+            with self._states(batch, cache, stores):
+                x = self.run(x[None], metadata, stores, batch.start, stop, batch)[0]
             return x if stop < self.n_layers else self._answer(x, batch)
+
+    @contextmanager
+    def _states(self, batch: Batch, cache: Cache, stores: Sequence[CachedKV]) -> Iterator[None]:
+        """Give recurrent layers their states of a forward, which are kept when it is through."""
+        if not isinstance(cache.states, RecurrentStates):
+            yield
+            return
+        with cache.states.planned(batch) as plan:
+            for number, shape in enumerate(self.recurrent_shapes):
+                stores[shape.layer].states = CachedStates(cache.states, plan, number)
+            yield
 
     def _answer(self, x: Tensor, batch: Batch) -> Tensor:
         """Logits [n, V] of the wanted rows of x [N, D]; the states in `batch.kept` are cut to these rows."""

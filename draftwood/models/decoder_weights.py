@@ -15,6 +15,7 @@ from draftwood.models.layers.layer import Layer, PartReads
 from draftwood.models.layers.part import norm_parameters
 from draftwood.models.modules import Embedding, Linear, bytes_of
 from draftwood.models.partition import UNSPLIT, Parallel
+from draftwood.models.recurrent_states import RecurrentShape
 from draftwood.models.rotary import Rotary
 
 
@@ -51,14 +52,26 @@ class DecoderWeights(nn.Module):
             self.head.weight = self.embed.weight
         rotaries: dict[Any, Rotary] = {}
         kinds = [
-            AttentionKind(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries)) for c in each
+            AttentionKind(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries))
+            for c in ([c for c in each if c.attends] or each[:1])
         ]
         self.attention_kinds = sorted(set(kinds), key=kinds.index)
-        self.kinds = [self.attention_kinds.index(kind) for kind in kinds]  # of each layer
-        self.first_planes: list[int] = []  # of each layer: the plane of a cache with its keys; the next one has values
+        attending = iter(kinds)
+        # of each layer; without attention any
+        self.kinds = [self.attention_kinds.index(next(attending)) if c.attends else 0 for c in each]
+        # of each layer: the plane of a cache with its keys, -1 without attention; the next one has values
+        self.first_planes: list[int] = []
         for layer in each:
-            own = 2 * len(set(self.first_planes))
-            self.first_planes.append(own if layer.kv_layer is None else self.first_planes[layer.kv_layer])
+            own = 2 * len({plane for plane in self.first_planes if plane >= 0})
+            if not layer.attends:
+                self.first_planes.append(-1)
+            else:
+                self.first_planes.append(own if layer.kv_layer is None else self.first_planes[layer.kv_layer])
+        self.recurrent_shapes = [
+            RecurrentShape(number, c.recurrent.inputs(c.hidden_size), c.recurrent.state(c.hidden_size))
+            for number, c in enumerate(each)
+            if c.recurrent is not None
+        ]
 
     def parts(self) -> list[list[PartReads]]:
         """What adds to the rows in each layer, in order."""

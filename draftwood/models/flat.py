@@ -17,6 +17,7 @@ from torch import Tensor
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import SPAN_MULTIPLE, Cache, Extent
 from draftwood.models.kv_rows import from_rows, to_rows
+from draftwood.models.recurrent_fold import StateStore
 
 
 @dataclass(slots=True)
@@ -64,7 +65,9 @@ class AttentionMetadata:
 
 
 class KVStore(Protocol):
-    """The keys and values of one layer, which attention writes and reads."""
+    """The keys and values of one layer, which attention writes and reads, and the states of a recurrent mixer."""
+
+    states: StateStore | None
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
         """Store k and v [1, N, kv_heads, D] of N rows; return attention [1, N, heads * D] of q [1, N, heads, D].
@@ -81,6 +84,7 @@ class CachedKV:
     cache: Cache
     first_plane: int
     index: Tensor  # [N * kv_heads] rows of both planes that are written
+    states: StateStore | None = None
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
         for plane, values in enumerate((k, v), self.first_plane):

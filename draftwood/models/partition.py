@@ -133,6 +133,8 @@ UNSPLIT = Parallel()
 
 def check(config: DecoderConfig, size: int, source: object) -> None:
     """Raise ModelError where a decoder cannot be divided evenly among `size` processes."""
+    if any(config.layer(number).recurrent for number in range(config.num_hidden_layers)):
+        raise ModelError(f"{source} has recurrent layers, which processes cannot share out; leave out tensor_parallel")
     if not _fits(config, size):
         best = max(count for count in range(1, size) if _fits(config, count))
         raise ModelError(

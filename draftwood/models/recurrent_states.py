@@ -12,7 +12,8 @@ for again; the inputs of the tokens behind it are kept until another checkpoint 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -317,6 +318,17 @@ class RecurrentStates:
     def mask(self, start: int, stop: int) -> int:
         """The recurrent layers in [start, stop), a bit each."""
         return _mask(tuple(shape.layer for shape in self.shapes), start, stop)
+
+    @contextmanager
+    def planned(self, batch: Batch) -> Iterator[Plan]:
+        """A forward: what it keeps holds when it is through."""
+        plan = self.plan(batch)
+        try:
+            yield plan
+        except BaseException:
+            self.discard(plan)
+            raise
+        self.commit(plan)
 
     def plan(self, batch: Batch) -> Plan:
         """How the rows of a forward are reached. What it writes is invalid from now on; see `commit`."""

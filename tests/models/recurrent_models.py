@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from draftwood.models.backend.attention import fused
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import AttentionMetadata, CachedKV
 from draftwood.models.layers.recurrent import RECURRENCES
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.recurrent_config import CONV, DELTA, SSM, RecurrentConfig
-from draftwood.models.recurrent_fold import CachedStates, Texts
+from draftwood.models.recurrent_fold import CachedStates
 from draftwood.models.recurrent_states import RecurrentShape, RecurrentStates
 
 WIDTH, VOCAB = 32, 50
@@ -28,7 +33,8 @@ class RecurrentModel(nn.Module):
         super().__init__()
         self.vocab_size, self.context, self.n_layers = VOCAB, 4096, len(CONFIGS)
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(RECURRENCES[config.kind](config, WIDTH, 1e-6) for config in CONFIGS)
+        whole = DecoderConfig(VOCAB, WIDTH, 1, 1, 1, 1, 2, rms_norm_eps=1e-6, attends=False)
+        self.layers = nn.ModuleList(RECURRENCES[one.kind](replace(whole, recurrent=one)) for one in CONFIGS)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
@@ -55,23 +61,24 @@ class RecurrentModel(nn.Module):
         x = self.embed(batch.tokens) if batch.hidden is None else batch.hidden
         stop = self.n_layers if batch.stop is None else batch.stop
         for number in range(batch.start, stop):
-            x = self._through(number, x[None], CachedStates(cache.states, plan, number))[0]
+            x = self._through(number, x[None], CachedKV(cache, -1, x, CachedStates(cache.states, plan, number)))[0]
             if number + 1 in batch.states:
                 batch.kept[number + 1] = x[batch.wanted]
         cache.states.commit(plan)
         return self._logits(x[batch.wanted]) if stop == self.n_layers else x
 
-    def _through(self, number: int, x: Tensor, store: CachedStates | Texts) -> Tensor:
-        out: Tensor = x + self.layers[number](torch.nn.functional.layer_norm(x, (WIDTH,)), store)
+    def _through(self, number: int, x: Tensor, store: CachedKV | None) -> Tensor:
+        out: Tensor = self.layers[number](x, AttentionMetadata(None, None, fused), store)
         return out
 
     def _logits(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, V], row by row."""
         return torch.stack([self.head.weight @ row for row in x]) if len(x) else x.new_empty(0, VOCAB)
 
+    @torch.inference_mode()
     def plain(self, tokens: list[int]) -> Tensor:
         """Logits [T, V] of a text, without any cache."""
         x = self.embed(torch.tensor([tokens]))
         for number in range(self.n_layers):
-            x = self._through(number, x, Texts())
+            x = self._through(number, x, None)
         return self._logits(x[0])

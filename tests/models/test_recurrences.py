@@ -14,9 +14,11 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
+from draftwood.models.backend.attention import fused
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import AttentionMetadata
 from draftwood.models.layers.recurrent import RECURRENCES, Recurrence
 from draftwood.models.recurrent_config import CONV, DELTA, SSM, RecurrentConfig
-from draftwood.models.recurrent_fold import Texts
 
 WIDTH = 32
 
@@ -30,17 +32,17 @@ def randomised(layer: nn.Module, seed: int) -> nn.Module:
 
 
 def ours(config: RecurrentConfig, eps: float, made: dict[str, Any], theirs: nn.Module) -> Recurrence:
-    layer = RECURRENCES[config.kind](config, WIDTH, eps).double().requires_grad_(False)
+    whole = DecoderConfig(1, WIDTH, 1, 1, 1, 1, 2, rms_norm_eps=eps, pre_norm=False, recurrent=config, attends=False)
+    layer = RECURRENCES[config.kind](whole).double().requires_grad_(False)
     get = theirs.get_parameter
     values = {name: value if isinstance(value, torch.Tensor) else get(value) for name, value in made.items()}
-    values["conv"] = values["conv"].squeeze(1)
     layer.load_state_dict(values)
     return layer
 
 
 def close(layer: Recurrence, theirs: nn.Module) -> None:
     x = torch.randn(2, 21, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    expected, actual = theirs(x), layer(x, Texts())
+    expected, actual = theirs(x), layer.computed(x, AttentionMetadata(None, None, fused), None)
     assert expected.std() > 0.05
     torch.testing.assert_close(actual, expected, atol=2e-6, rtol=0)  # they compute states in float32
 
@@ -66,17 +68,16 @@ def test_gated_delta_rule(value_heads: int) -> None:
         ),
         1,
     )
-    names = [f"in_proj_{name}.weight" for name in ("qkv", "b", "a", "z")]
+    names = [f"in_proj_{name}.weight" for name in ("z", "qkv", "b", "a")]
     into = torch.cat([theirs.get_parameter(name) for name in names])
     config = RecurrentConfig(DELTA, 4, key_heads=2, key_dim=8, value_heads=value_heads, value_dim=12)
     close(ours(config, 1e-6, {**STATE, "into.weight": into, "gated_norm": "norm.weight"}, theirs), theirs)
 
 
 def state_space(theirs: nn.Module, **knobs: Any) -> Recurrence:
-    values, projected = 32, theirs.get_parameter("in_proj.weight")
-    made = {**STATE, "skip": "D", "into.weight": torch.cat((projected[values:], projected[:values]))}
-    if (bias := dict(theirs.named_parameters()).get("in_proj.bias")) is not None:
-        made |= {"into.bias": torch.cat((bias[values:], bias[:values])), "out.bias": "out_proj.bias"}
+    made: dict[str, Any] = {**STATE, "skip": "D", "into.weight": "in_proj.weight"}
+    if "in_proj.bias" in dict(theirs.named_parameters()):
+        made |= {"into.bias": "in_proj.bias", "out.bias": "out_proj.bias"}
         knobs |= {"bias": True, "out_bias": True}
     if "conv1d.bias" in dict(theirs.named_parameters()):
         made["conv_bias"], knobs["conv_bias"] = "conv1d.bias", True

@@ -144,6 +144,7 @@ def test_prompts_leave_states_for_others() -> None:
     assert prefixes.hits > 200
 
 
+@torch.inference_mode()
 def test_slots_that_are_written_again_forget() -> None:
     model = RecurrentModel(6)
     cache = model.new_cache()

@@ -312,7 +312,7 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     for name, parameter in first.named_parameters():
         if name != "head.weight" or not config.tie_word_embeddings:
             sources_of(tensors, family, name, parameter.shape)
-    last = family.names["layers.{i}.mixer.o.weight"][0].format(i=config.num_hidden_layers - 1)
+    last = family.names["layers.{i}.feed.down.weight"][0].format(i=config.num_hidden_layers - 1)
     if not tensors.has(last):
         raise ModelError(
             f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "

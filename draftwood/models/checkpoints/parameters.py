@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -53,8 +53,13 @@ class ParameterReader:
             self._put_matrix(model, path, shape)
         elif name == EMBED_WEIGHT and self.own_bits and (rows := self._stored(name, shape)):
             model.embed = NativeEmbedding(NativeMatrix(rows, None))
-        elif (tensor := self._read(name, shape)) is not None:
+        elif (tensor := self._exactly(module, leaf)._read(name, shape)) is not None:
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+
+    def _exactly(self, module: nn.Module, leaf: str) -> ParameterReader:
+        """The reader of a parameter, in float32 at least where its module wants it so."""
+        wide = leaf in getattr(module, "wide", ())
+        return replace(self, dtype=torch.promote_types(self.dtype, torch.float32)) if wide else self
 
     def put_tied(self, model: Decoder, shape: torch.Size) -> None:
         """Set the head's weight [V, D], of a tied model, to the embeddings."""

@@ -76,6 +76,11 @@ class SkippedDecoder(Decoder):
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
         skipped.check(target.n_layers)
+        if target.recurrent_shapes:
+            raise ConfigurationError(
+                "a model with recurrent layers cannot draft for itself by skipping some; take lookup, an exit layer "
+                "or a draft model"
+            )
         rests: list[Sublayers] = []
         kinds: list[int] = []
         planes: list[int] = []  # of the target's cache

@@ -1,4 +1,4 @@
-"""One layer of a decoder: a mixer, then a feed-forward, each a `Part` that adds to the rows."""
+"""One layer of a decoder: a mixer, or two side by side, then a feed-forward, each a `Part` that adds to the rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from draftwood.models.flat import AttentionMetadata, KVStore
 from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
+from draftwood.models.layers.recurrent import RECURRENCES
 from draftwood.models.partition import UNSPLIT, Parallel
 
 PartReads: TypeAlias = tuple[Part, bool]  # a part, and whether it reads what the one before has read, and not its sum
@@ -26,14 +27,17 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__()
-        self.mixer = Attention(config, parallel)
+        recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
+        self.mixer: Part = Attention(config, parallel) if config.attends or recurrent is None else recurrent
+        self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
         self.feed = FeedForward(config, parallel)
         self.joined = config.joined
 
     @property
     def parts(self) -> list[PartReads]:
         """What adds to the rows, in order."""
-        return [(self.mixer, False), (self.feed, self.joined)]
+        beside: list[PartReads] = [] if self.beside is None else [(self.beside, True)]
+        return [(self.mixer, False), *beside, (self.feed, self.joined)]
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         """x [B, N, D] -> [B, N, D]. B is 1 with a `store` of keys and values; else rows of x see one another."""

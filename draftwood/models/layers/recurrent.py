@@ -10,25 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import AttentionMetadata, KVStore
+from draftwood.models.functions import activate, rms_norm
+from draftwood.models.layers.part import Part
 from draftwood.models.modules import Linear
-from draftwood.models.recurrent_config import CONV, DELTA, SSM, RecurrentConfig
-from draftwood.models.recurrent_fold import StateStore
+from draftwood.models.partition import UNSPLIT, Parallel
+from draftwood.models.recurrent_config import CONV, DELTA, SSM
+from draftwood.models.recurrent_fold import StateStore, Texts
 
 
-class Recurrence(nn.Module):
-    """A recurrent mixer without norms and residual sum: rows [B, N, D] -> [B, N, D]."""
+class Recurrence(Part):
+    """Products, steps and gates of a recurrent mixer; `inputs` are what a step is given of a token."""
 
-    def __init__(self, config: RecurrentConfig, hidden_size: int, eps: float) -> None:
-        super().__init__()
-        c = self.config = config
-        self.eps, self.width, self.state = eps, hidden_size, c.state(hidden_size)
-        channels = c.channels(hidden_size)
-        self.channels, self.inputs = channels, c.inputs(hidden_size)
-        made = 3 * hidden_size if c.kind == CONV else self.inputs + c.values
-        self.into = Linear(hidden_size, made, c.bias)
-        self.conv = nn.Parameter(torch.zeros(channels, c.kernel))  # the oldest token's factors first
-        self.conv_bias = nn.Parameter(torch.zeros(channels)) if c.conv_bias else None
-        self.out = Linear(hidden_size if c.kind == CONV else c.values, hidden_size, c.out_bias)
+    mixes = True
+    wide = frozenset(("conv", "conv_bias", "decay_log", "step_bias", "skip"))  # parameters that are float32 at least
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
+        super().__init__(config, parallel)
+        assert config.recurrent is not None
+        c = self.recurrent = config.recurrent
+        width = config.hidden_size
+        self.channels, self.inputs, self.state = c.channels(width), c.inputs(width), c.state(width)
+        self.into = Linear(width, 3 * width if c.kind == CONV else c.values + self.inputs, c.bias)
+        self.conv = nn.Parameter(torch.zeros(self.channels, 1, c.kernel))  # the oldest token's factors first
+        self.conv_bias = nn.Parameter(torch.zeros(self.channels)) if c.conv_bias else None
+        self.out = Linear(width if c.kind == CONV else c.values, width, c.out_bias)
         if c.kind != CONV:
             self.decay_log = nn.Parameter(torch.zeros(c.value_heads))
             self.step_bias = nn.Parameter(torch.zeros(c.value_heads))
@@ -37,34 +44,45 @@ class Recurrence(nn.Module):
         if c.kind == SSM:
             self.skip = nn.Parameter(torch.ones(c.value_heads))
 
-    def forward(self, x: Tensor, store: StateStore) -> Tensor:
-        """`store` keeps the states."""
+    def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         made = self.into(x)
         wide = torch.promote_types(made.dtype, torch.float32)
-        out: Tensor = self.out(self._mixed(made.to(wide), store).to(x.dtype))
+        states = Texts() if store is None else store.states
+        assert states is not None
+        out: Tensor = self.out(self._mixed(made.to(wide), states).to(x.dtype))
         return out
+
+    def _gates(self, made: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates silu(z) [B, N, values] and inputs [B, N, I] of what the first product has made."""
+        gate, inputs = made.tensor_split([self.recurrent.values], -1)
+        return activate(F.silu, gate.contiguous()), inputs.contiguous()
 
     def _mixed(self, made: Tensor, store: StateStore) -> Tensor:
         raise NotImplementedError
 
+    def _normalised(self, x: Tensor, groups: int, weight: Tensor) -> Tensor:
+        """x [B, N, W] over the root mean square of each of its groups, times weight [W], or [W / groups] of each."""
+        parts = rms_norm(x.reshape(*x.shape[:2], groups, -1), None, None, self.eps)
+        return (parts * weight.to(x.dtype).view(-1, parts.shape[-1])).flatten(2)
+
     def _convolved(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """The next window [B, (K - 1) C] and output [B, C] of the convolution behind a state."""
-        c, channels = self.config, self.channels
+        c, channels = self.recurrent, self.channels
         window = (c.kernel - 1) * channels
         inputs = torch.cat((state[:, :window], token[:, :channels]), 1).view(len(token), c.kernel, channels)
-        out = (inputs * self.conv.to(token.dtype).T).sum(1)
+        out = (inputs * self.conv.to(token.dtype)[:, 0].T).sum(1)
         if self.conv_bias is not None:
             out = out + self.conv_bias.to(token.dtype)
         return inputs[:, 1:].flatten(1), out
 
     def _memory(self, state: Tensor) -> Tensor:
         """The matrices [B, heads, key_dim, value_dim] of a state [B, S]."""
-        c = self.config
+        c = self.recurrent
         return state[:, (c.kernel - 1) * self.channels :].view(len(state), c.value_heads, c.key_dim, c.value_dim)
 
     def _per_value_head(self, keys: Tensor) -> Tensor:
         """Keys [B, key_heads * key_dim], normalised where they are, of each value head [B, heads, key_dim]."""
-        c = self.config
+        c = self.recurrent
         return keys.view(len(keys), c.key_heads, c.key_dim).repeat_interleave(c.value_heads // c.key_heads, 1)
 
 
@@ -75,15 +93,14 @@ class DeltaRule(Recurrence):
     """
 
     def _mixed(self, made: Tensor, store: StateStore) -> Tensor:
-        c = self.config
-        inputs, gate = made[..., : self.inputs], made[..., self.inputs :]
-        values = store.fold(self.step, inputs.contiguous(), self.state)
-        normed = normalised(values.view(*values.shape[:2], c.value_heads, c.value_dim), self.gated_norm, self.eps)
-        return normed.flatten(2) * F.silu(gate)
+        c = self.recurrent
+        gate, inputs = self._gates(made)
+        values = store.fold(self.step, inputs, self.state)
+        return self._normalised(values, c.value_heads, self.gated_norm) * gate
 
     def step(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Fold a token [B, I] into a state [B, S]: the next state, and the values [B, heads * value_dim] it answers."""
-        c = self.config
+        c = self.recurrent
         window, mixed = self._convolved(state, token)
         query, key, value = torch.split(F.silu(mixed), [c.keys, c.keys, c.values], 1)
         query, key = (unit(self._per_value_head(part)) for part in (query, key))
@@ -101,19 +118,18 @@ class StateSpace(Recurrence):
     """Mamba-2 (Dao and Gu 2024), as in Granite 4, Falcon-H1 and Nemotron-H."""
 
     def _mixed(self, made: Tensor, store: StateStore) -> Tensor:
-        c = self.config
-        inputs, gate = made[..., : self.inputs], F.silu(made[..., self.inputs :])
-        values = store.fold(self.step, inputs.contiguous(), self.state)
+        c = self.recurrent
+        gate, inputs = self._gates(made)
+        values = store.fold(self.step, inputs, self.state)
         if not c.gated_norm:
             return values * gate
-        entered = values * gate if c.gate_first else values
-        parts = entered.view(*values.shape[:2], c.norm_groups, -1)
-        normed = normalised(parts, self.gated_norm.view(c.norm_groups, -1), self.eps).flatten(2)
-        return normed if c.gate_first else normed * gate
+        if c.gate_first:
+            return self._normalised(values * gate, c.norm_groups, self.gated_norm)
+        return self._normalised(values, c.norm_groups, self.gated_norm) * gate
 
     def step(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Fold a token [B, I] into a state [B, S]: the next state, and the values [B, heads * value_dim] it answers."""
-        c = self.config
+        c = self.recurrent
         window, mixed = self._convolved(state, token)
         value, key, query = torch.split(F.silu(mixed), [c.values, c.keys, c.keys], 1)
         value = value.view(len(token), c.value_heads, c.value_dim)
@@ -137,11 +153,6 @@ class ShortConvolution(Recurrence):
 def unit(x: Tensor) -> Tensor:
     """x [..., W] over its length."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., W] over its root mean square, times weight [..., W]."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
 RECURRENCES: dict[str, type[Recurrence]] = {DELTA: DeltaRule, SSM: StateSpace, CONV: ShortConvolution}
