@@ -71,7 +71,7 @@ struct Choice {
 // the best first
 static const Choice CHOICES[] = {
 #if defined(__x86_64__)
-    {&amx::table, has_tiles, false},
+    {&amx::table, has_tiles, true},
     {&avx512bf16::table, has_bf16, true},
     {&avx512vnni::table, has_vnni, true},
     {&avx512::table, has_avx512, true},
