@@ -62,6 +62,9 @@ class _Models(OptionGroup):
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
         "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto, as the weights.", "TYPE"
     )
+    max_model_len: int | None = flag(
+        None, "Most tokens of prompt and answer. Default: what models were made for.", "N", ge=1
+    )
     compile: bool = flag(False, "torch.compile, for small models; slow to start, needs a C++ compiler.")
     threads: int | None = flag(None, "CPU threads. Default: as many as PyTorch chooses.", ge=1)
 
@@ -102,7 +105,7 @@ class PairOptions(ModelOptions):
 
     left_out = frozenset(
         {"quantize", "draft_quantize", "calibration", "kv_dtype", "compile", "tensor_parallel", "draft_device"}
-        | {"draft_dtype"}
+        | {"draft_dtype", "max_model_len"}
     )
 
 

@@ -59,6 +59,7 @@ def load(
     kv_dtype: str = "auto",
     draft_quantize: str | None = None,
     calibration: str | Path | None = None,
+    max_model_len: int | None = None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
@@ -86,6 +87,10 @@ def load(
     int4 is calibrated on `calibration`, a text file or a .jsonl file of texts, messages or tokens, of which the first
     4096 tokens count; by default on text that the model writes itself. Other text makes the weights again.
 
+    Models take as many tokens as they were made for, or `max_model_len`, if that is fewer. Those with two sets of
+    rotary factors (LongRoPE: Phi-3.5, Phi-4-mini) take the one for short texts where that is at most their original
+    context.
+
     `kv_dtype` is what keys and values are stored in: float32, bfloat16, "int8" with a scale per position and head,
     which takes about half of bfloat16's memory, or "auto", the type that is computed in, but bfloat16 where weights are
     quantised.
@@ -106,7 +111,8 @@ def load(
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
-    how = _How(dtype, place, quantize, compile, backend, progress, kv_dtype)
+    limit = None if max_model_len is None else check_int("max_model_len", max_model_len, 1)
+    how = _How(dtype, place, quantize, compile, backend, progress, kv_dtype, limit)
     split = replace(how, processes=check_int("tensor_parallel", tensor_parallel, 1))
     how = _of_drafts(how, draft_device, draft_dtype, draft_quantize)
     if calibration is not None and "int4" not in (split.quantize, how.quantize):
@@ -217,6 +223,7 @@ class _How:
     backend: str
     progress: Callable[[str, float], None]
     kv_dtype: str = "auto"
+    max_model_len: int | None = None
     processes: int = 1
     calibration: Calibration = NO_CALIBRATION
 
@@ -227,8 +234,9 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
     Raises ConfigurationError for options that do not go together, ModelError for what cannot be loaded.
     """
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
+    asked: dict[str, Any] = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
     asked |= {"kv_dtype": how.kv_dtype != "auto", "backend native": how.backend == "native"}
+    asked["max_model_len"] = how.max_model_len is not None
     if not own and any(asked.values()):
         option = next(name for name, wanted in asked.items() if wanted)
         raise ConfigurationError(
@@ -251,7 +259,8 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
         return None
     if own:
         directory = checkpoint.locate(source)
-        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend, how.kv_dtype)
+        stored = how.backend, how.kv_dtype, how.max_model_len
+        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, *stored)
         return directory
     _adapter()
     return checkpoint.locate(str(source).removeprefix(THROUGH_TRANSFORMERS))
@@ -269,14 +278,15 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
         if how.processes > 1:
             from draftwood.models.parallel import launch  # slow to import
 
-            return launch.load(str(source), how.processes, how.dtype, how.device, how.quantize, how.kv_dtype)
+            stored = how.quantize, how.kv_dtype, how.max_model_len
+            return launch.load(str(source), how.processes, how.dtype, how.device, *stored)
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
             text = how.calibration.text(directory, name, directory.parent == EMBEDDED, how.progress)
             grouped = int4.cached(directory, text, timed(name, how.progress))
         options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "kv_dtype": how.kv_dtype}
-        options |= {"grouped": grouped, "advance": loading}
+        options |= {"grouped": grouped, "advance": loading, "max_model_len": how.max_model_len}
         decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options)
         return Compiled(decoder) if how.compile else decoder
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers

@@ -77,6 +77,16 @@ class DecoderWeights(nn.Module):
         """What adds to the rows in each layer, in order."""
         return [layer.parts for layer in self.layers]  # type: ignore[misc]
 
+    def limit_context(self, context: int | None) -> None:
+        """Take at most so many tokens; None: as many as the model was made for.
+
+        Rotary scalings that depend on the context follow (`rotary.LongRope`). Learned files still fit.
+        """
+        self.context = min(self.context, context or self.context)
+        for kind in self.attention_kinds:
+            if kind.rotary is not None:
+                kind.rotary.context = self.context
+
     def must_be_plain(self, purpose: str) -> None:
         """Raise ModelError where matrices are packed, quantised or in part, which cannot be undone."""
         if self.parallel.size > 1:

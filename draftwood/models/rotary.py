@@ -19,13 +19,85 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_context: int = 8192
 
+    def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
+        """What the frequencies [dim / 2], theta^(-2 i / dim), become in a model that is loaded for `context` tokens."""
+        if self.kind == "linear":
+            return frequency / self.factor
+        if self.kind != "llama3":
+            return frequency
+        turns = self.original_context * frequency / (2 * math.pi)  # rotations within the original context
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = smooth.clamp(0, 1)
+        return (1 - smooth) * frequency / self.factor + smooth * frequency
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of what is rotated."""
+        return 1.0
+
 
 @dataclass(frozen=True)
 class RopeDivisors(RopeScaling):
-    """Each rotary frequency is divided by its own number; in a class of its own, since fingerprints hash the fields."""
+    """Each rotary frequency is divided by its own number."""
 
     kind: str = "divisors"
     divisors: tuple[float, ...] = ()  # [dim / 2]
+
+    def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
+        return frequency / torch.tensor(self.divisors)
+
+
+@dataclass(frozen=True)
+class Yarn(RopeScaling):
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, §3): fast rotations stay, slow ones are divided, between them a ramp.
+
+    The ramp lies between the components that turn `beta_fast` and `beta_slow` times within the original context;
+    `truncate` widens it to whole components. `attention_factor` is what queries and keys are multiplied by.
+    """
+
+    kind: str = "yarn"
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+    def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
+        count = len(frequency)
+
+        def component(turns: float) -> float:
+            return count * math.log(self.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+        low, high = component(self.beta_fast), component(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * count - 1)
+        ramp = ((torch.arange(count, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
+        return frequency / self.factor * ramp + frequency * (1 - ramp)
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+
+@dataclass(frozen=True)
+class LongRope(RopeScaling):
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each frequency is divided by its own number.
+
+    Those of a model that is loaded for more tokens than the original context are the `long` ones. So a position turns
+    by the same angle whatever the length of the text, and what is computed of a prompt holds for all that follow.
+    """
+
+    kind: str = "longrope"
+    attention_factor: float = 1.0
+    short: tuple[float, ...] = ()  # [dim / 2]
+    long: tuple[float, ...] = ()
+
+    def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
+        return frequency / torch.tensor(self.long if context > self.original_context else self.short)
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
 
 
 UNSCALED = RopeScaling()
@@ -53,24 +125,14 @@ class Rotary:
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         frequency = self._frequencies()
         angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency  # [length, dim / 2]
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
         both = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
         return both[0].to(device, dtype), both[1].to(device, dtype)
 
     def _frequencies(self) -> Tensor:
         half = self.dim // 2
         frequency = 1 / self.theta ** (torch.arange(half, dtype=torch.float32) / half)  # [dim / 2]
-        scaling = self.scaling
-        if scaling.kind == "linear":
-            frequency = frequency / scaling.factor
-        elif isinstance(scaling, RopeDivisors):
-            frequency = frequency / torch.tensor(scaling.divisors)
-        elif scaling.kind == "llama3":
-            turns = scaling.original_context * frequency / (2 * math.pi)  # rotations within the original context
-            smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-            smooth = smooth.clamp(0, 1)
-            frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-        return frequency
+        return self.scaling.scaled(frequency, self.theta, self.context)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -28,6 +28,14 @@ SHAPE: dict[str, Any] = {
 OPT = {**SHAPE, "ffn_dim": 40}
 GPT_2: dict[str, Any] = {**IDS, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 40, "n_positions": 64}
 GEMMA = {**SHAPE, "head_dim": 12}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
+LONG_ROPE = {  # beyond 8 tokens the long factors hold
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "attention_factor": 1.25,
+    "short_factor": [1.0, 1.125, 1.25, 1.75],
+    "long_factor": [1.5, 2.0, 3.0, 8.0],
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**SHAPE, "sliding_window": 5, "head_dim": 12}),
@@ -56,11 +64,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [FULL, SLIDING, FULL],
         },
     ),
+    "llama_yarn": ("llama", {**SHAPE, "rope_parameters": YARN}),
+    "qwen3_yarn": (
+        "qwen3",
+        {**SHAPE, "head_dim": 12, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False}},
+    ),
+    "qwen2_dynamic": ("qwen2", {**SHAPE, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}),
     "phi3": ("phi3", {**SHAPE, "sliding_window": 6}),
     "phi3_partial": (
         "phi3",
         {**SHAPE, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
     ),
+    "phi3_long": ("phi3", {**SHAPE, "original_max_position_embeddings": 8, "rope_parameters": LONG_ROPE}),
     "gemma": ("gemma", {**GEMMA, "num_key_value_heads": 1}),
     "gemma_bias": ("gemma", {**GEMMA, "hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False}),
     "gemma2": (

@@ -59,8 +59,7 @@ def write(
     for key, value in {**_shape(raw, arch, heads), **metadata}.items():
         _add(writer, f"{arch}.{key}", value)
     _tell(writer, words or {})
-    divisors = _divisors(raw)
-    for name, array in {**(more or {}), **({} if divisors is None else {"rope_freqs.weight": divisors})}.items():
+    for name, array in {**(more or {}), **_rotary_tensors(raw)}.items():
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
@@ -120,6 +119,12 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     }
     if rope.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if rope.get("rope_type") == "yarn":
+        values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
+        values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if rope.get("rope_type") == "longrope":
+        values["rope.scaling.original_context_length"] = raw["original_max_position_embeddings"]
+        values["rope.scaling.attn_factor"] = float(rope["attention_factor"])
     if arch == "phi3":
         part = rope.get("partial_rotary_factor", 1.0)
         values["rope.dimension_count"] = int(part * raw["hidden_size"] // heads)
@@ -130,18 +135,20 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _divisors(raw: Mapping[str, Any]) -> np.ndarray | None:
-    """Llama 3.1's scaling as llama.cpp's converter writes it."""
+def _rotary_tensors(raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The scalings of Llama 3.1 and LongRoPE as llama.cpp's converter writes them."""
     rope = raw["rope_parameters"]
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{kind}.weight": np.float32(rope[f"{kind}_factor"]) for kind in ("short", "long")}
     if rope.get("rope_type") != "llama3":
-        return None
+        return {}
     half = raw["head_dim"] // 2
     frequency = 1 / rope["rope_theta"] ** (torch.arange(half, dtype=torch.float32) / half)
     turns = rope["original_max_position_embeddings"] * frequency / (2 * np.pi)
     slow, fast = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = ((turns - slow) / (fast - slow)).clamp(0, 1)
     divisors: np.ndarray = (1 / ((1 - smooth) / rope["factor"] + smooth)).numpy()
-    return divisors
+    return {"rope_freqs.weight": divisors}
 
 
 def byte_level(tokenizer: Tokenizer, pre: str, size: int | None = None, **more: Any) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Program:
         """`empty` layers without sublayers follow; with one, the rows before the final norm are a state to return."""
         lib, c = loaded_library(), decoder.config
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
+        self.context = decoder.context
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         embeds = self._embeddings(decoder)
@@ -183,7 +184,7 @@ class Program:
         at, row, some = _start(table), 4 * count, 4 * len(segments)
         base = at + 4 * row
         call = _CALL.pack(
-            *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
+            *(count, len(segments), cache.slots, min(self.context, rotary.reach)),
             *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
             *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
             *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),

@@ -141,6 +141,7 @@ def load(
     parallel: Parallel = UNSPLIT,
     advance: Callable[[float], None] = lambda share: None,
     kv_dtype: str = "auto",
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Load a decoder for inference from a directory, GGUF file or hub id, in the given dtype on the given device.
 
@@ -153,6 +154,7 @@ def load(
     `grouped`: quantised matrices, by the names of their modules, that replace those of the checkpoint. `parallel`: the
     part of a split model that this process has; nothing else is read. `advance` is called with the share of the weights
     that was read since its last call. `kv_dtype`: what keys and values are stored in, see `kv_rows.kv_dtype_of`.
+    `max_model_len`: how many tokens it takes, see `Decoder.limit_context`.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
@@ -178,6 +180,7 @@ def load(
         if parallel.size > 1:
             with torch.device("meta"):
                 model = Decoder(config, parallel)
+        model.limit_context(max_model_len)
         reader = ParameterReader(tensors, family, config, parallel, wanted, place, hold, own_bits, grouped or {})
         for name, shape in shapes.items():
             if not (name.endswith(".bias") and name.removesuffix("bias") + "weight" in shapes):  # put with its matrix
@@ -229,6 +232,7 @@ def check(
     packed: bool = True,
     backend: str = "auto",
     kv_dtype: str = "auto",
+    max_model_len: int | None = None,
 ) -> None:
     """Raise the error that `load` would raise, as far as it can be found without reading weights."""
     home = locate(source)
@@ -236,7 +240,7 @@ def check(
     raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
         tensors = file or _tensors(home, raw, stack)
-        _outline(tensors, raw, family, config)
+        _outline(tensors, raw, family, config)[1].limit_context(max_model_len)
         wanted, _ = _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
         kv_dtype_of(kv_dtype, wanted, quantize)
 

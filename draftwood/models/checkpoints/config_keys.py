@@ -7,11 +7,12 @@ refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.functions import ACTIVATIONS
-from draftwood.models.rotary import RopeScaling
+from draftwood.models.rotary import UNSCALED, LongRope, RopeScaling, Yarn
 from draftwood.util.safe_parsing import short_repr
 
 Raw: TypeAlias = dict[str, Any]  # config.json
@@ -90,34 +91,103 @@ def rope_type(rope: Raw) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
-def _scaling(rope: Raw, context: int) -> RopeScaling:
+def _numbers(rope: Raw, key: str) -> tuple[float, ...]:
+    """A list of positive numbers, which must be there."""
+    values = rope.get(key)
+    if not isinstance(values, list) or not values:
+        raise ModelError(f"{key} is {short_repr(values)}, but must be a list of positive numbers")
+    return tuple(positive_number({key: value}, key, None) for value in values)
+
+
+def _scaling(rope: Raw, raw: Raw, context: int) -> RopeScaling:
     kind = rope_type(rope)
     nested = next((key for key, value in rope.items() if isinstance(value, dict)), None)
     if nested is not None:
         raise ModelError(f"rope_parameters has settings of its own for {nested}, which this family's decoder has not")
-    if kind not in ("default", "linear", "llama3"):
-        raise ModelError(
-            f"rotary scaling {short_repr(kind)} is not supported; supported are default, linear and llama3"
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        known = ", ".join(SCALINGS)
+        raise ModelError(f"rotary scaling {short_repr(kind)} is not supported; supported are {known}")
+    key = "original_max_position_embeddings"
+    original = positive_int(raw if raw.get(key) is not None else rope, key, context)
+    return SCALINGS[kind](rope, original, context / original)
+
+
+def _linear(rope: Raw, original: int, growth: float) -> RopeScaling:
+    return RopeScaling("linear", positive_number(rope, "factor", None))
+
+
+def _llama3(rope: Raw, original: int, growth: float) -> RopeScaling:
+    low, high = (positive_number(rope, f"{end}_freq_factor", None) for end in ("low", "high"))
+    return RopeScaling("llama3", positive_number(rope, "factor", None), low, high, original)
+
+
+def _yarn(rope: Raw, original: int, growth: float) -> RopeScaling:
+    factor = positive_number(rope, "factor", growth if growth > 1 else None)
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    usual = magnitude(1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        usual = magnitude(positive_number(rope, "mscale", None)) / magnitude(
+            positive_number(rope, "mscale_all_dim", None)
         )
-    if kind == "default":
-        return RopeScaling()
-    if kind == "linear":
-        return RopeScaling(kind, positive_number(rope, "factor", None))
-    return RopeScaling(
-        kind,
-        positive_number(rope, "factor", None),
-        positive_number(rope, "low_freq_factor", None),
-        positive_number(rope, "high_freq_factor", None),
-        positive_int(rope, "original_max_position_embeddings", context),
+    return Yarn(
+        factor=factor,
+        original_context=original,
+        beta_fast=positive_number(rope, "beta_fast", 32.0),
+        beta_slow=positive_number(rope, "beta_slow", 1.0),
+        attention_factor=positive_number(rope, "attention_factor", usual),
+        truncate=flag(rope, "truncate", True),
     )
 
 
-def rope(raw: Raw, context: int) -> Raw:
-    """Base and scaling; rope_theta may lie beside the other rotary settings."""
+def _longrope(rope: Raw, original: int, growth: float) -> RopeScaling:
+    factor = positive_number(rope, "factor", growth)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRope(
+        original_context=original,
+        attention_factor=positive_number(rope, "attention_factor", usual),
+        short=_numbers(rope, "short_factor"),
+        long=_numbers(rope, "long_factor"),
+    )
+
+
+SCALINGS: dict[str, Callable[[Raw, int, float], RopeScaling]] = {  # of rope_type, original context, growth of it
+    "default": lambda rope, original, growth: UNSCALED,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "dynamic": lambda rope, original, growth: UNSCALED,  # begins behind the context, where no position is
+}
+
+
+def rope(raw: Raw, context: int, head_dim: int | None = None) -> Raw:
+    """Base and scaling; rope_theta may lie beside the other rotary settings.
+
+    With a `head_dim` a part of it may be rotated (partial_rotary_factor), and the factors of LongRoPE must fit it.
+    """
     rope = rope_object(raw)
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
+    factor = positive_number(rope, "partial_rotary_factor", positive_number(raw, "partial_rotary_factor", 1.0))
+    if head_dim is None and factor != 1:
         raise ModelError("partial_rotary_factor is not supported for this family")
+    rotated = int((head_dim or 2) * factor)
+    if factor > 1 or rotated < 2 or rotated % 2:
+        raise ModelError(
+            f"partial_rotary_factor {factor} rotates {rotated} of {head_dim} components of a head, "
+            "but must rotate an even number of them"
+        )
+    scaling = _scaling(rope, raw, context)
+    if isinstance(scaling, LongRope) and head_dim is not None:
+        for key, factors in (("short_factor", scaling.short), ("long_factor", scaling.long)):
+            if len(factors) != rotated // 2:
+                raise ModelError(
+                    f"{key} has {len(factors)} numbers, but the {rotated} rotated components of a head have "
+                    f"{rotated // 2} frequencies; fetch config.json again"
+                )
     return {
         "rope_theta": positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", 10000.0)),
-        "rope_scaling": _scaling(rope, context),
+        "rope_scaling": scaling,
+        "rotary_dim": None if head_dim is None or rotated == head_dim else rotated,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -31,6 +32,7 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
     *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
     *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
 )
+SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
 
@@ -159,20 +161,34 @@ class GgufWeights:
             )
         return epsilon  # type: ignore[no-any-return]  # what it is, is checked with the others
 
-    def _attention(self, kind: str, shape: Raw) -> Raw:
-        """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""
+    def _rope(self) -> Raw:
+        """Base and scaling of rotary positions, as config.json would have them."""
         factor = self._value("rope.scaling.factor", self._value("rope.scale_linear"))
         scaling = self._value("rope.scaling.type", "linear")
         if scaling == "none" or (scaling == "linear" and factor in (None, 0, 1)):
             scaling = "default"
-        if self.has("rope_factors_long.weight"):
-            scaling = "longrope"
         rope = {"rope_theta": self._value("rope.freq_base", 10000.0), "rope_type": scaling, "factor": factor}
+        magnitude = self._value("rope.scaling.attn_factor", 1.0)
+        original = self._value("rope.scaling.original_context_length", self._value("context_length"))
+        if self.has("rope_factors_long.weight"):
+            rope |= {"rope_type": "longrope", "attention_factor": magnitude}
+            rope |= {f"{kind}_factor": self._vector(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
+        elif scaling == "yarn" and isinstance(factor, float) and factor > 0:  # llama.cpp: ggml_rope_yarn
+            rope["attention_factor"] = magnitude * (1 + 0.1 * math.log(max(1.0, factor)))
+            rope |= {key: self._value(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+        elif scaling == "yarn":
+            raise ModelError(f"{self.source}: rope.scaling.factor is {short_repr(factor)}; convert the model again")
+        return {**rope, "original_max_position_embeddings": original} if rope["rope_type"] in SHORT_TRAINED else rope
+
+    def _attention(self, kind: str, shape: Raw) -> Raw:
+        """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""
+        rope = self._rope()
         rotated = self._whole("rope.dimension_count", shape["head_dim"])
         if rotated != shape["head_dim"]:
             rope["partial_rotary_factor"] = (rotated + 0.5) / shape["head_dim"]  # it is rounded down
         if kind == "phi3":
-            return {"rope_parameters": rope, "sliding_window": self._value("attention.sliding_window") or None}
+            window = self._value("attention.sliding_window") or None
+            return {**rope, "rope_parameters": rope, "sliding_window": window}
         if kind not in ("gemma2", "gemma3_text"):
             return {"rope_parameters": rope}
         window = self._value("attention.sliding_window", 4096 if kind == "gemma2" else 0) or None
@@ -198,9 +214,15 @@ class GgufWeights:
         (length, *more), _ = self.shape("rope_freqs.weight")
         if length != count or more:
             raise ModelError(f"{self.source}: tensor rope_freqs.weight does not fit the heads; convert the model again")
-        divisors = torch.empty(count)
-        self.fill("rope_freqs.weight", divisors, slice(0, count), slice(None))
-        return RopeDivisors(divisors=tuple(divisors.tolist()))
+        return RopeDivisors(divisors=tuple(self._vector("rope_freqs.weight")))
+
+    def _vector(self, name: str) -> list[float]:
+        """The numbers of a tensor of one dimension."""
+        (count, *_), _ = self.shape(name)
+        values = torch.empty(count)
+        self.fill(name, values, slice(0, count), slice(None))
+        numbers: list[float] = values.tolist()
+        return numbers
 
     def names(self) -> list[str]:
         return list(self.file.tensors)

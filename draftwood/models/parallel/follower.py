@@ -84,7 +84,7 @@ def main() -> None:
     store = dist.FileStore(settings["store"], size)
     group = ProcessGroup(settings["rank"], size, torch.device(settings["device"]), patience)
     try:
-        how = {name: settings[name] for name in ("dtype", "quantize", "kv_dtype")}
+        how = {name: settings[name] for name in ("dtype", "quantize", "kv_dtype", "max_model_len")}
         decoder = loaded(group, store, Path(settings["source"]), **how)
     except Exception:
         sys.exit(1)  # the driver says why

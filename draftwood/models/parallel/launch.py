@@ -59,13 +59,15 @@ def load(
     device: torch.device,
     quantize: str | None,
     kv_dtype: str = "auto",
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Load a decoder that `size` processes compute. Returns in the driver; in followers of torchrun it never does."""
     if quantize == "int4":
         raise ConfigurationError("quantize int4 is for one process; leave it, or tensor_parallel, out")
     home = checkpoint.locate(source)
     check(checkpoint.described(home)[2], size, home)
-    how = {"dtype": str(dtype).removeprefix("torch."), "quantize": quantize, "kv_dtype": kv_dtype}
+    how: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "quantize": quantize}
+    how |= {"kv_dtype": kv_dtype, "max_model_len": max_model_len}
     if launched():
         return _met(home, size, _device(device, int(os.environ.get("LOCAL_RANK", "0"))), how)
     devices = [_device(device, rank) for rank in range(size)]

@@ -68,7 +68,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no architecture": (config("model_type"), r"architecture 'unnamed' is not supported \(gemma, "),
     "rope type": (
         config(rope_parameters={"rope_type": "yarn"}),
-        r"config\.json: rotary scaling 'yarn'",
+        r"config\.json: factor is missing, but must be a positive number",
     ),
     "rope object": (
         config(rope_parameters="linear"),
@@ -89,7 +89,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a million layers": (config(num_hidden_layers=1_000_000), r"num_hidden_layers is 1000000, but models have at most"),
     "too many layers": (
         config(num_hidden_layers=99_999),
-        r"config\.json asks for 99999 layers, but tensor model\.layers\.99998\.self_attn\.o_proj\.weight is missing",
+        r"config\.json asks for 99999 layers, but tensor model\.layers\.99998\.mlp\.down_proj\.weight is missing",
     ),
     "no such width": (config(hidden_size=10**30), r"hidden_size is 10{30}, but models have at most"),
     "sizes without a sum": (

@@ -12,8 +12,9 @@ from family_models import FULL, PROMPT, SLIDING, chain, close, prompt_logits, th
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from draftwood.errors import ModelError
+from draftwood.errors import ModelError, RequestError
 from draftwood.models.checkpoints import checkpoint, saving
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.decoder import Decoder
 
@@ -133,7 +134,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"layer_types": [FULL]}, "layer_types is .*, but must name full_attention or sliding_attention for each"),
     ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types is .*chunked_attention"),
     ("qwen2", {"max_window_layers": "x"}, "max_window_layers is 'x', but must be a whole number"),
-    ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+    ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None, but must be a list of pos"),
     ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "rotates 3 of 8 components"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
     ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 is not supported"),
@@ -178,3 +179,18 @@ def test_only_what_llama_can_say_is_saved_as_llama(tmp_path: Path) -> None:
     plain.load_state_dict(decoder.state_dict())
     saving.save(plain, tmp_path / "out")
     assert torch.equal(prompt_logits(tmp_path / "out"), prompt_logits(tmp_path / "source"))
+
+
+def test_fewer_tokens_than_the_model_was_made_for(tmp_path: Path) -> None:
+    """LongRoPE takes the short factors then, as transformers does for short texts; other scalings stay as they are."""
+    model = write(tmp_path, "phi3_long")
+    short, whole = checkpoint.load(tmp_path, max_model_len=8), checkpoint.load(tmp_path)
+    assert (short.context, whole.context) == (8, 64) and fingerprint(short) == fingerprint(whole)
+    with torch.inference_mode():
+        close(ours(short, chain(PROMPT[:8])), theirs(model, PROMPT[:8]))
+    assert (ours(short, chain(PROMPT[:8])) - ours(whole, chain(PROMPT[:8]))).abs().max() > 1e-2
+    with pytest.raises(RequestError, match="beyond the target model's context of 8 tokens"):
+        ours(short, chain(PROMPT[:9]))
+    write(tmp_path / "yarn", "llama_yarn")
+    short, whole = checkpoint.load(tmp_path / "yarn", max_model_len=12), checkpoint.load(tmp_path / "yarn")
+    assert torch.equal(ours(short, chain(PROMPT)), ours(whole, chain(PROMPT)))

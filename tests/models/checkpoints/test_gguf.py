@@ -38,7 +38,9 @@ SCALE = {"query_pre_attn_scalar": 12}  # the width of a head: the format has no 
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the variant, metadata
     "qwen2": ({}, {}),
     "qwen3": ({}, {}),
+    "llama_yarn": ({}, {}),
     "phi3": ({}, {}),
+    "phi3_long": ({}, {}),
     "phi3_partial": ({}, {}),
     "gemma": ({}, {}),
     "gemma2": (SCALE, {}),

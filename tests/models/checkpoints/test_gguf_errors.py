@@ -106,7 +106,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "many layers": (value("llama.block_count", "I", 10**9), "asks for 1000000000 layers, but has 12 tensors"),
     "more layers": (
         value("llama.block_count", "I", 2),
-        "asks for 2 layers, but tensor blk.1.attn_output.weight ",
+        "asks for 2 layers, but tensor blk.1.ffn_down.weight ",
     ),
     "no heads": (
         value("llama.attention.head_count", "I", 0),
@@ -136,7 +136,8 @@ def test_damage_is_refused_in_one_sentence_that_names_it(
 
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "mixture": ({"expert_count": 8}, "is a mixture of experts, which is not supported; give a dense model"),
-    "yarn": ({"rope.scaling.type": "yarn"}, "rotary scaling 'yarn' is not supported"),
+    "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.factor is None; convert the model again"),
+    "rotary": ({"rope.scaling.type": "spiral"}, "rotary scaling 'spiral' is not supported; supported are default, lin"),
     "rotary part": ({"rope.dimension_count": 4}, "partial_rotary_factor is not supported for this family"),
     "per layer": ({"attention.head_count_kv": [2, 1]}, r"head_count_kv differs from layer to layer \(\[2, 1\]\)"),
     "text": ({"context_length": "long"}, "llama.context_length is 'long', but must be a positive whole number"),
@@ -151,11 +152,12 @@ def test_what_the_decoder_cannot_do_is_refused(name: str, tmp_path: Path) -> Non
         checkpoint.load(gguf_files.write(tmp_path, tmp_path / "x.gguf", **metadata))
 
 
-def test_long_contexts_of_phi_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, 5])
+def test_factors_of_another_length_are_refused(count: int, tmp_path: Path) -> None:
     write_family(tmp_path, "phi3")
-    factors = gguf_files.write(tmp_path, tmp_path / "x.gguf", more={"rope_factors_long.weight": np.ones(4, np.float32)})
-    with pytest.raises(ModelError, match="rope_type 'longrope' is not supported"):
-        checkpoint.load(factors)
+    factors = {f"rope_factors_{kind}.weight": np.ones(count, np.float32) for kind in ("short", "long")}
+    with pytest.raises(ModelError, match=f"short_factor has {count} numbers, but the 8 rotated components of a head"):
+        checkpoint.load(gguf_files.write(tmp_path, tmp_path / "x.gguf", more=factors))
 
 
 def test_any_cut_and_any_changed_byte_is_read_or_refused(whole: tuple[Path, bytes], tmp_path: Path) -> None:

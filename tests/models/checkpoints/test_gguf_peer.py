@@ -60,7 +60,7 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     result = engine.generate(PROMPT, sampling={"temperature": 0}, max_new_tokens=24, ignore_eos=True)
     tokens = [*PROMPT, *result.tokens]
     logits, expected = ours(checkpoint.load(file), chain(tokens)), their_logits(file, tokens)
-    near = GELU if "gemma" in name else 2e-5
+    near = GELU if "gemma" in name else 5e-5
     torch.testing.assert_close(logits, expected, atol=near, rtol=0)
     best, written = expected[len(PROMPT) - 1 : -1].max(-1).values, torch.tensor(result.tokens)[:, None]
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()

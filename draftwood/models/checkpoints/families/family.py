@@ -75,13 +75,22 @@ def shape_of(
 
 
 def llama_like(
-    raw: Raw, shape: Raw, context: int, eps: float = 1e-6, activation: str = "silu", tied: bool = False
+    raw: Raw,
+    shape: Raw,
+    context: int,
+    eps: float = 1e-6,
+    activation: str = "silu",
+    tied: bool = False,
+    partial: bool = False,
 ) -> Raw:
-    """The settings that families similar to Llama have in common, besides the sizes."""
+    """The settings that families similar to Llama have in common, besides the sizes.
+
+    `partial`: whether the family may rotate a part of each head.
+    """
     context = keys.positive_int(raw, "max_position_embeddings", context)
     return {
         **shape,
-        **keys.rope(raw, context),
+        **keys.rope(raw, context, shape["head_dim"] if partial else None),
         "max_position_embeddings": context,
         "rms_norm_eps": keys.positive_number(raw, "rms_norm_eps", eps),
         "hidden_act": keys.activation(raw, "hidden_act", activation),

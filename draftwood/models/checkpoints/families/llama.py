@@ -52,21 +52,12 @@ def qwen3(raw: Raw) -> DecoderConfig:
 
 
 def phi3(raw: Raw) -> DecoderConfig:
+    """Phi-3 to 4; 'su' and 'yarn' are older names of LongRoPE."""
     shape = shape_of(raw, 32064, 3072, 8192, 32, 32, None, None)
-    rope = dict(keys.rope_object(raw))
-    keys.only({"rope_type": keys.rope_type(rope)}, "rope_type", "default")
-    outer = keys.positive_number(raw, "partial_rotary_factor", 1.0)
-    factor = keys.positive_number(rope, "partial_rotary_factor", outer)
-    rotated = int(shape["head_dim"] * factor)
-    if factor > 1 or rotated < 2 or rotated % 2:
-        raise ModelError(
-            f"partial_rotary_factor {factor} rotates {rotated} of {shape['head_dim']} components of a head, "
-            "but must rotate an even number of them"
-        )
-    unscaled = {key: value for key, value in raw.items() if key not in ("partial_rotary_factor", "rope_scaling")}
-    unscaled["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    return DecoderConfig(
-        **llama_like(unscaled, shape, 4096, 1e-5),
-        rotary_dim=None if rotated == shape["head_dim"] else rotated,
-        window=sliding_window(raw, None),
-    )
+    raw = {"original_max_position_embeddings": 4096, **raw}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(name)
+        if isinstance(rope, dict) and keys.rope_type(rope) in ("su", "yarn"):
+            raw[name] = {**rope, "rope_type": "longrope"}
+    keys.only({"rope_type": keys.rope_type(keys.rope_object(raw))}, "rope_type", "default", "longrope")
+    return DecoderConfig(**llama_like(raw, shape, 4096, 1e-5, partial=True), window=sliding_window(raw, None))
