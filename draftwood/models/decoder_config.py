@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from draftwood.models.experts_config import ExpertsConfig
 from draftwood.models.recurrent_config import RecurrentConfig
 from draftwood.models.rotary import UNSCALED, RopeScaling
 
@@ -56,6 +57,7 @@ class DecoderConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     logit_scale: float = 1.0
+    experts: ExpertsConfig | None = None  # a mixture in place of the feed-forward
     recurrent: RecurrentConfig | None = None  # a mixer that reads the past through a state
     attends: bool = True  # with attention, beside such a mixer if there is one
     layers: tuple[Differences, ...] = ()  # of each layer; empty: all are alike

@@ -26,6 +26,7 @@ from draftwood.models.checkpoints import artifact, checkpoint, gguf_parts
 from draftwood.models.checkpoints.artifact import Artifact
 from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
+from draftwood.models.modules import ExactLinear
 from draftwood.models.quantise import GROUP_SIZE, Grouped, quantise
 
 KIND = "int4"
@@ -96,7 +97,8 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
     advance(0)
     for i, layer in enumerate(layers):
         layers[i] = block = copy.deepcopy(layer).float()
-        matrices = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
+        known = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
+        matrices = {name: part for name, part in known.items() if not isinstance(part, ExactLinear)}
         try:
             for name, linear in matrices.items():
                 if x is None:
@@ -104,6 +106,9 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
                 else:  # as soon as its inputs are known
                     linear.register_forward_pre_hook(partial(_replace, made, f"layers.{i}.{name}"))
             x = None if x is None else decoder.train_layers(x, i, i + 1)
+            for name, linear in matrices.items():
+                if f"layers.{i}.{name}" not in made.columns:  # an expert that no row of the text chose
+                    _replace(made, f"layers.{i}.{name}", linear, ())
         finally:
             layers[i] = layer
         advance(sum(part.numel() for part in layer.parameters() if part.dim() > 1) / total)

@@ -6,7 +6,8 @@ command. On other devices (training, tests) they are initialised as PyTorch's ar
 
 from __future__ import annotations
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 class Linear(nn.Linear):
@@ -15,6 +16,14 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
+
+
+class ExactLinear(Linear):
+    """A small matrix that decides something: it computes in float32 at least, however others are held."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Embedding):

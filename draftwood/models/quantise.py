@@ -51,6 +51,11 @@ class Grouped:
         weight = codes * self.scale.float()[:, group]
         return weight if self.shift is None else weight + self.shift.float()[:, group]
 
+    def rows(self, order: Tensor) -> Grouped:
+        """Some outputs, number order[i] as number i."""
+        parts = (self.codes, self.scale, self.shift, self.zero)
+        return Grouped(*(None if part is None else part[order] for part in parts))  # type: ignore[arg-type]
+
     @staticmethod
     def joined(parts: Sequence[Grouped]) -> Grouped:
         """The outputs of matrices of one kind, one after the other."""

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 6 };
+enum { DW_VERSION = 7 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -51,11 +51,23 @@ typedef struct {
   const void* head;
 } dw_shape;
 
-enum { DW_ATTENTION, DW_FEED_FORWARD };                /* kinds of parts */
+enum { DW_ATTENTION, DW_FEED_FORWARD, DW_EXPERTS };    /* kinds of parts */
 enum { DW_ONE_NORM, DW_HEAD_NORMS, DW_WHOLE_NORM };    /* of queries and keys: one weight [head_dim] for all heads, own ones
                                                           [heads][head_dim], or a norm over all heads together */
 
-/* One half of a layer: attention (up = qkv, down = o) or feed-forward (up = gate and up, or up). */
+/* A mixture of experts. Of `count` experts a row takes those of the `chosen` largest scores plus selection_bias: the softmax
+   of the router's outputs, or the sigmoid of each; of several groups from those with the largest sums of two only. The
+   shared expert, the last one, is everyone's. */
+typedef struct {
+  int32_t count, chosen, sigmoid, normalised /* weights are divided by their sum */, groups, chosen_groups, shared;
+  int32_t shared_gate /* the router's last output is the shared expert's, whose sigmoid is its weight */;
+  float scale /* of weights */, limit /* of what gates and ups are cut to, and 1 is added to ups; 0: none */;
+  const void* router;          /* matrix of [count + shared_gate] outputs */
+  const float* selection_bias; /* [count], or null */
+  const void *const *up, *const *down; /* [count + shared] matrices */
+} dw_experts;
+
+/* One half of a layer: attention (up = qkv, down = o), feed-forward (up = gate and up, or up) or experts (no up, no down). */
 typedef struct {
   int32_t kind, joined /* reads the rows that the part before has read, and not its sum */, layer_norm;
   int32_t heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
@@ -69,6 +81,7 @@ typedef struct {
   const float *norm, *norm_bias, *post_norm, *post_norm_bias; /* null where there is none */
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
   const float* sinks; /* [heads] a score that takes part in the softmax and adds nothing, or null */
+  const dw_experts* experts;
 } dw_part;
 
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,

@@ -155,7 +155,7 @@ struct Kernels {
                  float scale, float cap);
 };
 
-enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4 };
+enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, STEEP_SILU = 5 };
 
 // The set in use: the best proven one that this processor has, or the one that DRAFTWOOD_KERNELS names.
 const Kernels& kernels();

@@ -32,7 +32,7 @@ class Model {
   void check(const dw_batch& batch) const;
 
   std::mutex mutex;  // one forward at a time
-  Buffer x, branch, inner, operand, lists, scratch;
+  Buffer x, branch, inner, operand, lists, scratch, pairs;
 };
 
 }  // namespace dw

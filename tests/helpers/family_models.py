@@ -113,6 +113,45 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT_2),
     "gpt2_default_inner": ("gpt2", {**GPT_2, "n_inner": None, "activation_function": "relu"}),
 }
+EXPERTS: dict[str, Any] = {
+    **SHAPE,
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+LOCAL = {**{key: value for key, value in EXPERTS.items() if "moe" not in key}, "num_local_experts": 6}
+VARIANTS |= {
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "qwen3_moe_mixed": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 2}),
+    "mixtral": ("mixtral", {**LOCAL, "sliding_window": 5}),
+    "olmoe": ("olmoe", {**{k: v for k, v in EXPERTS.items() if "moe" not in k}, "num_key_value_heads": 4}),
+    "granitemoe": (
+        "granitemoe",
+        {
+            **LOCAL,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **EXPERTS,
+            "n_routed_experts": 6,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "gpt_oss": ("gpt_oss", {**LOCAL, "sliding_window": 4, "swiglu_limit": 0.8}),
+}
 FIRST = {kind: name for name, (kind, _) in reversed(VARIANTS.items())}  # the first variant of each family
 PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 

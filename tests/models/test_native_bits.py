@@ -80,7 +80,7 @@ def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
     assert torch.equal(torch.stack(single), whole)
 
 
-KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bias_windows")
+KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bias_windows", "qwen2_moe", "gpt_oss")
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix, unavailable
+from draftwood.models.modules import ExactLinear
 from draftwood.models.quantise import GROUP_SIZE, quantise
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,15 @@ def _in_four_bits(weight: Tensor, bias: Tensor | None) -> nn.Module:
     return NativeMatrix(quantise(weight.float()), bias)
 
 
+def hold_of(linear: nn.Module, hold: Holder) -> Holder:
+    """How a linear layer is held where others are held by `hold`: those that decide something in float32."""
+    if not isinstance(linear, ExactLinear):
+        return hold
+    if getattr(hold, "func", hold) is NativeMatrix:
+        return lambda weight, bias: NativeMatrix(weight.float(), bias)
+    return lambda weight, bias: Packed(weight.float(), None if bias is None else bias.float())
+
+
 def pack(model: nn.Module, hold: Holder | None) -> None:
     """Replace all linear layers of a model by ones that `hold` makes; None: leave them."""
     if hold is None:
@@ -174,4 +184,4 @@ def pack(model: nn.Module, hold: Holder | None) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, hold(child.weight, child.bias))
+                setattr(module, name, hold_of(child, hold)(child.weight, child.bias))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
-ATTENTION_PART, FEED_FORWARD_PART = range(2)
+ATTENTION_PART, FEED_FORWARD_PART, EXPERTS_PART = range(3)
 QK_NORMS = {"one": 0, "each": 1, "whole": 2}
 PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
@@ -39,13 +39,21 @@ class ModelShape(Structure):
     ]
 
 
+class MixtureShape(Structure):
+    _fields_ = [
+        *_fields(c_int32, "count chosen sigmoid normalised groups chosen_groups shared shared_gate"),
+        *_fields(c_float, "scale limit"),
+        *_fields(c_void_p, "router selection_bias up down"),
+    ]
+
+
 class ModelPart(Structure):
     _fields_ = [
         *_fields(c_int32, "kind joined layer_norm heads kv_heads head_dim rotary_dim window rope keys values"),
         *_fields(c_int32, "borrowed gate qk_norm late_norm value_norm activation gated"),
         *_fields(c_float, "eps multiplier scale softcap clip"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
-        ("sinks", c_void_p),
+        *_fields(c_void_p, "sinks experts"),
     ]
 
 
@@ -71,6 +79,10 @@ class StoredRows:
 
     def __len__(self) -> int:
         return len(self.data if self.order is None else self.order)
+
+    def reordered(self, order: Any) -> StoredRows:
+        """The same outputs, number order[i] as number i."""
+        return replace(self, order=order if self.order is None else self.order[order])
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.native import (
     ATTENTION_PART,
+    EXPERTS_PART,
     FEED_FORWARD_PART,
     PLANE_TYPES,
     QK_NORMS,
+    MixtureShape,
     ModelPart,
     ModelShape,
     NativeEmbedding,
@@ -29,12 +31,13 @@ from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
 from draftwood.models.layers.attention import Attention
+from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
 from draftwood.models.rotary import Rotary
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-ACTIVATION_NUMBERS |= {"relu2": 4}
+ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads, plane_type; beside
 _CALL = Struct("@4i15P4i3Pi2P2iP")
@@ -48,7 +51,7 @@ class Program:
         lib, c = loaded_library(), decoder.config
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self.context = decoder.context
-        self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
+        self._kept: list[Any] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         embeds = self._embeddings(decoder)
         shape = ModelShape(
@@ -104,6 +107,8 @@ class Program:
         c, native, norms = part.config, ModelPart(), ["norm", "post_norm"]
         native.joined, native.layer_norm, native.eps = joined, c.norm.startswith("layer"), c.rms_norm_eps
         native.multiplier = c.residual_multiplier
+        up: nn.Module | None
+        down: nn.Module | None
         if isinstance(part, Attention):
             up, down, native.kind = part.qkv, part.o, ATTENTION_PART
             native.heads, native.kv_heads, native.head_dim = part.heads, part.kv_heads, part.head_dim
@@ -113,17 +118,40 @@ class Program:
             native.qk_norm, native.late_norm = QK_NORMS[c.qk_norm or "one"], c.late_qk_norm
             native.sinks = self._vector(part.sinks)
             norms += ["q_norm", "k_norm"]
+        elif isinstance(part, Experts):
+            up = down = None
+            native.kind, native.experts = EXPERTS_PART, addressof(self._mixture(part))
+            native.activation = ACTIVATION_NUMBERS["steep silu" if part.how.limit else c.hidden_act]
         else:
             assert isinstance(part, FeedForward)
             up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART
             native.activation, native.gated = ACTIVATION_NUMBERS[c.hidden_act], c.gated
-        native.up, native.down = self._matrix(up), self._matrix(down)
+        native.up, native.down = (None if matrix is None else self._matrix(matrix) for matrix in (up, down))
         if getattr(part, "norm_first", False):
             norms.remove("norm")  # the rows are normalised already
         for name in norms:
             setattr(native, name, self._norm(getattr(part, name, None)))
             setattr(native, f"{name}_bias", self._vector(getattr(part, f"{name}_bias", None)))
         return native
+
+    def _mixture(self, part: Experts) -> MixtureShape:
+        """A mixture as the library has it; the router and the gate of the shared expert are one matrix."""
+        e = part.how
+        router: nn.Module = part.router
+        if part.shared_gate is not None:
+            router = NativeMatrix(torch.cat([_weight(matrix) for matrix in (router, part.shared_gate)]), None)
+        experts = [*part.experts, *([] if part.shared is None else [part.shared])]
+        ups, downs = (
+            (c_void_p * len(experts))(*(self._matrix(getattr(expert, name)) for expert in experts))
+            for name in ("gate_up", "down")
+        )
+        made = MixtureShape(
+            *(e.count, e.chosen, e.scoring == "sigmoid", e.normalised, e.groups, e.chosen_groups),
+            *(part.shared is not None, part.shared_gate is not None, e.scale, e.limit or 0),
+            *(self._matrix(router), self._vector(part.selection_bias), addressof(ups), addressof(downs)),
+        )
+        self._kept += [made, ups, downs]
+        return made
 
     def _rotary(self, reach: int) -> RotaryTables:
         """Rotary tables of each kind of layer, for positions below `reach` or more."""
@@ -211,6 +239,12 @@ class RotaryTables:
         reach = min((len(pair[0]) for pair in tables if pair), default=1 << 60)
         cos, sin = (array("Q", [pair[i].data_ptr() if pair else 0 for pair in tables]) for i in (0, 1))
         return cls(tables, reach, cos, sin)
+
+
+def _weight(matrix: nn.Module) -> Tensor:
+    """The weights [N, K] of a packed matrix, in float32."""
+    assert isinstance(matrix, NativeMatrix)
+    return matrix.rows(torch.arange(matrix.out_features))
 
 
 def _halves(rope: Rotary, reach: int) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors, as_stored
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.kv_rows import kv_dtype_of
+from draftwood.models.layers.layer import Layer
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.quantise import Grouped
 from draftwood.util.resident import give_back
@@ -316,7 +317,10 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     for name, parameter in first.named_parameters():
         if name != "head.weight" or not config.tie_word_embeddings:
             sources_of(tensors, family, name, parameter.shape)
-    last = family.names["layers.{i}.feed.down.weight"][0].format(i=config.num_hidden_layers - 1)
+    with torch.device("meta"):
+        layer = Layer(config.layer(config.num_hidden_layers - 1))
+    matrices = [name for name, parameter in layer.named_parameters() if parameter.dim() > 1]
+    last = family.sources(f"layers.{config.num_hidden_layers - 1}.{matrices[-1]}")[0]
     if not tensors.has(last):
         raise ModelError(
             f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "

@@ -19,6 +19,7 @@ from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.table import FAMILIES
+from draftwood.models.checkpoints.safetensors_weights import sliced
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
 from draftwood.util.safe_parsing import short_repr
@@ -74,7 +75,7 @@ class GgufWeights:
     def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
         known = _name_map(self.architecture)
-        own_names = [known.get_name(name.format(i=0), (".weight", ".bias")) or name for name in names]
+        own_names = [known.get_name(name.replace("{i}", "0"), (".weight", ".bias")) or name for name in names]
         return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)
 
     def _value(self, key: str, default: Any = None) -> Any:
@@ -228,7 +229,7 @@ class GgufWeights:
         return list(self.file.tensors)
 
     def has(self, name: str) -> bool:
-        return name in self.file.tensors
+        return sliced(name)[0] in self.file.tensors
 
     def dtype(self) -> str:
         """The dtype, in PyTorch's words, that most of the matrices are stored in; bfloat16 where that is quantised."""
@@ -243,20 +244,21 @@ class GgufWeights:
 
     def shape(self, name: str) -> tuple[list[int], Path]:
         """Shape and file of a tensor that must be there."""
+        name, number = sliced(name)
         if name not in self.file.tensors:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
-        return list((entry := self.file.tensors[name]).shape), entry.file
+        return list((entry := self.file.tensors[name]).shape)[number is not None :], entry.file
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
-        entry, order = self.file.tensors[name], self._order(name)
-        if len(entry.shape) == 1:
-            values = gguf_file.weights(self.file.rows(name), entry.kind)[0].float()
+        entry, order = self.file.tensors[sliced(name)[0]], self._order(name)
+        if len(self.shape(name)[0]) == 1:
+            values = gguf_file.weights(self._rows(name), entry.kind)[0].float()
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
                 values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
             place.copy_((values if order is None else values[order])[rows])
             return
-        stored = self.file.rows(name, rows) if order is None else self.file.rows(name)[order[rows]]
+        stored = self._rows(name)[rows if order is None else order[rows]]
         step = max(1, CHUNK_WEIGHTS // entry.shape[-1])
         for first in range(0, len(stored), step):
             some = slice(first, first + step)
@@ -264,9 +266,15 @@ class GgufWeights:
 
     def stored(self, name: str) -> StoredRows:
         """The outputs of a matrix as the file holds them, mapped."""
-        entry = self.file.tensors[name]
+        entry = self.file.tensors[sliced(name)[0]]
         number = int(gguf_file.library().GGMLQuantizationType[entry.kind])
-        return StoredRows(entry.kind, number, entry.shape[-1], self.file.rows(name), self._order(name), True)
+        return StoredRows(entry.kind, number, entry.shape[-1], self._rows(name), self._order(name), True)
+
+    def _rows(self, name: str) -> gguf_file.Bytes:
+        """The bytes of a tensor's rows; of a stack's tensor its own."""
+        whole, number = sliced(name)
+        count = math.prod(self.shape(name)[0][:-1])
+        return self.file.rows(whole, slice(None) if number is None else slice(number * count, (number + 1) * count))
 
     def _order(self, name: str) -> np.ndarray[Any, Any] | None:
         """For each row of a tensor the file's row, or None: llama.cpp rotates neighbouring components, Llama halves."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.matrix import Holder
+from draftwood.models.backend.matrix import Holder, hold_of
 from draftwood.models.backend.native import NativeEmbedding, NativeMatrix, StoredRows
-from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.families.family import Family, pattern_of
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
@@ -83,10 +83,10 @@ class ParameterReader:
             self._keep(model, path, weight, bias)
 
     def _keep(self, model: Decoder, path: str, weight: Tensor, bias: Tensor | None) -> None:
-        if self.hold is not None:
-            _replace(model, path, self.hold(weight, bias))
-            return
         linear: Any = model.get_submodule(path)
+        if self.hold is not None:
+            _replace(model, path, hold_of(linear, self.hold)(weight, bias))
+            return
         linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
         linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -97,8 +97,14 @@ class ParameterReader:
         parts = [None if turned else self.tensors.stored(source) for source, _ in sources]
         rows = [part for part in parts if isinstance(part, StoredRows)]
         groups = [part for part in parts if isinstance(part, Grouped)]
+        order = self.family.order(name, self.config)
         if len(groups) == len(parts) and len({part.kind for part in groups}) == 1:
-            return Grouped.joined(groups)
+            joined = Grouped.joined(groups)
+            return joined if order is None else joined.rows(order)
+        if order is not None and len(rows) == len(parts):
+            pieces = torch.split(order, [len(part) for part in rows])
+            starts = accumulate([0, *(len(part) for part in rows[:-1])])
+            rows = [part.reordered((piece - at).numpy()) for part, piece, at in zip(rows, pieces, starts, strict=True)]
         ends = accumulate(map(len, rows))
         mixed = any(end % PANEL and a.kind != b.kind for end, (a, b) in zip(ends, pairwise(rows), strict=False))
         return rows if len(rows) == len(parts) and not mixed else None
@@ -116,7 +122,9 @@ class ParameterReader:
         tensors, (sources, turned) = self.tensors, sources_of(self.tensors, self.family, name, shape)
         if piece.silent:
             return torch.zeros(piece.shape(shape), dtype=self.dtype, device=self.device)
-        if packable and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
+        order = self.family.order(name, self.config)
+        whole = order is None and len(sources) == len(piece.rows) == 1 and not turned
+        if packable and whole and isinstance(tensors, Safetensors):
             part = part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns)
             return part.to(self.device, self.dtype).contiguous()
         made = torch.empty(piece.shape(shape), dtype=self.dtype, device=self.device)
@@ -130,7 +138,7 @@ class ParameterReader:
                     inside = slice(first, last), piece.columns
                     tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
             offset += part_shape[0]
-        return made
+        return made if order is None else made[order.to(made.device)]
 
 
 def _replace(model: Decoder, path: str, module: nn.Module) -> None:
@@ -152,13 +160,9 @@ def sources_of(
     tensors: Tensors, family: Family, name: str, shape: torch.Size
 ) -> tuple[list[tuple[str, list[int]]], bool]:
     """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
-    layer, pattern = "", name
-    if name.startswith("layers."):
-        layer = name.split(".")[1]
-        pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
-    sources = [source.format(i=layer) for source in family.names[pattern]]
+    sources = family.sources(name)
     shapes = [tensors.shape(source) for source in sources]
-    turned = pattern in family.transposed
+    turned = pattern_of(name) in family.transposed
     if turned:
         shapes = [(part[::-1], path) for part, path in shapes]
     rows = sum(part[0] if part else 0 for part, _ in shapes)

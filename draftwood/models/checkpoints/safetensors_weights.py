@@ -39,7 +39,7 @@ class Safetensors:
         return list(self._place)
 
     def has(self, name: str) -> bool:
-        return name in self._place
+        return sliced(name)[0] in self._place
 
     def dtype(self) -> str:
         """Safetensors' name of the first tensor's dtype, in PyTorch's words."""
@@ -50,6 +50,7 @@ class Safetensors:
 
     def shape(self, name: str) -> tuple[list[int], Path]:
         """Shape and file of a tensor that must be there and must hold plain weights."""
+        name, number = sliced(name)
         if name not in self._place:
             raise ModelError(
                 f"{self.directory}: tensor {name} is missing; fetch the checkpoint again, or correct config.json"
@@ -60,14 +61,15 @@ class Safetensors:
             raise ModelError(
                 f"{path}: tensor {name} is stored as {stored.get_dtype()}, but quantised weights are not read"
             )
-        return list(stored.get_shape()), path
+        return list(stored.get_shape())[number is not None :], path
 
     def view(self, name: str) -> Tensor:
         """A view of the mapped file. A large tensor is mapped on its own, so that its memory is freed with the view."""
+        name, number = sliced(name)
         handle, path = self._place[name]
         if math.prod(handle.get_slice(name).get_shape()) >= LARGE_TENSOR:
             handle = safe_open(str(path), "pt")
-        tensor: Tensor = handle.get_tensor(name)
+        tensor: Tensor = handle.get_tensor(name) if number is None else handle.get_slice(name)[number]
         return tensor
 
     def read(self) -> dict[str, Tensor]:
@@ -83,6 +85,12 @@ def hub_id(directory: Path) -> str | None:
     """owner/name of a snapshot in the hub's cache (models--owner--name/snapshots/REVISION), else None."""
     kind, *names = directory.parent.parent.name.split("--") if directory.parent.name == "snapshots" else [""]
     return "/".join(names) if kind == "models" and names else None
+
+
+def sliced(name: str) -> tuple[str, int | None]:
+    """NAME[3]: the tensor NAME, and 3, the number of what is meant in a stack; None: all of it."""
+    whole, _, number = name.removesuffix("]").partition("[")
+    return whole, int(number) if number else None
 
 
 def part_of(tensor: Tensor, rows: slice, columns: slice) -> Tensor:

@@ -7,7 +7,7 @@ known not to matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
-from draftwood.models.checkpoints.safetensors_weights import Safetensors
+from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
 from draftwood.models.decoder_config import DecoderConfig
 
 Tensors: TypeAlias = Safetensors | GgufWeights
@@ -75,9 +75,9 @@ def _no_embeddings(tensors: Tensors, family: Family) -> None:
         )
 
 
-def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
+def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Iterable[str]) -> None:
     """Raise ModelError for a tensor of the file that no parameter uses; tensors of layers beyond the last may stay."""
-    read = {name for pattern in family.names for name in _sources(family, pattern, layers, parameters)}
+    read = {sliced(name)[0] for parameter in (*parameters, HEAD_WEIGHT) for name in family.sources(parameter)}
     before = family.names["layers.{i}.mixer.norm"][0].partition("{i}")[0]
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
@@ -93,10 +93,3 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Cont
         else:
             fix = f"correct {tensors.config_source}, or give a model of a known family as its authors published it"
         raise ModelError(f"{tensors.source} does not ask for tensor {name}, which the checkpoint has; {fix}")
-
-
-def _sources(family: Family, pattern: str, layers: int, parameters: Container[str]) -> Iterator[str]:
-    """The names of the tensors that form a parameter, in all layers that have it."""
-    for i in range(layers) if "{i}" in pattern else (0,):
-        if pattern.format(i=i) in parameters or pattern == HEAD_WEIGHT:  # a tied head is no parameter of its own
-            yield from (source.format(i=i) for source in family.names[pattern])

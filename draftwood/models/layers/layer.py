@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, KVStore
 from draftwood.models.layers.attention import Attention
+from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
 from draftwood.models.layers.recurrent import RECURRENCES
@@ -30,7 +31,7 @@ class Layer(nn.Module):
         recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
         self.mixer: Part = Attention(config, parallel) if config.attends or recurrent is None else recurrent
         self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
-        self.feed = FeedForward(config, parallel)
+        self.feed: Part = FeedForward(config, parallel) if config.experts is None else Experts(config, parallel)
         self.joined = config.joined
 
     @property

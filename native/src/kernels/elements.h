@@ -52,6 +52,7 @@ static void activate(int activation, const float* gate, const float* up, int64_t
       case SILU: v = x / (1.f + exp(-x)); break;
       case GELU: v = 0.5f * x * (1.f + erf(x * 0.70710678f)); break;
       case GELU_TANH: v = 0.5f * x * (1.f + tanh(0.79788456f * fma(x * x * x, all(0.044715f), x))); break;
+      case STEEP_SILU: v = x / (1.f + exp(-1.702f * x)); break;
       case RELU_SQUARED: v = x < 0.f ? Floats{} : x * x; break;
       default: v = x < 0.f ? Floats{} : x;
     }

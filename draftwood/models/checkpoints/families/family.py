@@ -6,8 +6,12 @@ decoder cannot do is refused, never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from torch import Tensor
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
@@ -17,6 +21,8 @@ from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.util.safe_parsing import short_repr
 
 MAX_LAYERS = 100_000
+NUMBERS = {"i": re.compile(r"^layers\.(\d+)\."), "e": re.compile(r"\.experts\.(\d+)\.")}  # in names of parameters
+Order: TypeAlias = Callable[[DecoderConfig], Tensor]  # of a layer's knobs
 REQUIRED_VALUES = {"is_causal": True, "is_encoder_decoder": False, "add_cross_attention": False}  # in every config
 
 
@@ -25,13 +31,14 @@ class Family:
     """One model family: how its config.json becomes a DecoderConfig and which tensors make up each parameter.
 
     `prefix` is a beginning of the names that some checkpoints of the family lack. Parameters in `transposed` are
-    stored [in, out].
+    stored [in, out]. `orders` are those of parameters whose rows the decoder has in another order than the checkpoint.
     """
 
     read: Callable[[Raw], DecoderConfig]
     names: Names
     prefix: str = "model."
     transposed: frozenset[str] = frozenset()
+    orders: Mapping[str, Order] = field(default_factory=dict)
 
     def config(self, raw: Raw) -> DecoderConfig:
         """The decoder's shape of a config.json; ModelError where it asks for what the decoder cannot do."""
@@ -39,10 +46,29 @@ class Family:
             keys.only(raw, key, value)
         return self.read(raw)
 
+    def sources(self, parameter: str) -> list[str]:
+        """The tensors of a checkpoint that form a parameter, in order; "NAME[3]" is number 3 of those in a stack."""
+        layer, expert = (NUMBERS[key].search(parameter) for key in ("i", "e"))
+        numbers = {key: found[1] for key, found in (("i", layer), ("e", expert)) if found}
+        return [source.format(**numbers) for source in self.names[pattern_of(parameter)]]
+
+    def order(self, parameter: str, config: DecoderConfig) -> Tensor | None:
+        """For each row of a parameter the row of the checkpoint's tensors, one after the other; None: as they lie."""
+        made = self.orders.get(pattern_of(parameter))
+        if made is None:
+            return None
+        layer = NUMBERS["i"].search(parameter)
+        return made(config.layer(int(layer[1])) if layer else config)
+
     def without_prefix(self) -> Family:
         """The same family for checkpoints whose names lack the prefix."""
         bare = {key: tuple(name.removeprefix(self.prefix) for name in names) for key, names in self.names.items()}
         return replace(self, names=bare, prefix="")
+
+
+def pattern_of(parameter: str) -> str:
+    """The key of `Family.names` that a parameter belongs to: numbers of layers and experts become {i} and {e}."""
+    return NUMBERS["e"].sub(".experts.{e}.", NUMBERS["i"].sub("layers.{i}.", parameter))
 
 
 def shape_of(

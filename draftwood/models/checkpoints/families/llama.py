@@ -31,7 +31,7 @@ def mistral(raw: Raw) -> DecoderConfig:
     return DecoderConfig(**llama_like(raw, shape, 4096 * 32), window=sliding_window(raw, 4096))
 
 
-def _qwen_windows(raw: Raw, layers: int) -> Raw:
+def qwen_windows(raw: Raw, layers: int) -> Raw:
     window = sliding_window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
     first = raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
@@ -41,13 +41,13 @@ def _qwen_windows(raw: Raw, layers: int) -> Raw:
 
 def qwen2(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 151936, 4096, 22016, 32, 32, 32, None)
-    windows = _qwen_windows(raw, shape["num_hidden_layers"])
+    windows = qwen_windows(raw, shape["num_hidden_layers"])
     return DecoderConfig(**llama_like(raw, shape, 32768), qkv_bias=True, **windows)
 
 
 def qwen3(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 151936, 4096, 22016, 32, 32, 32, 128)
-    windows = _qwen_windows(raw, shape["num_hidden_layers"])
+    windows = qwen_windows(raw, shape["num_hidden_layers"])
     return DecoderConfig(**llama_like(raw, shape, 32768), **attention_bias(raw), qk_norm="one", **windows)
 
 

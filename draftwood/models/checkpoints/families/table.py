@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood.models.checkpoints.families import gemma, gpt, llama
+from draftwood.models.checkpoints.families import experts, gemma, gpt, llama
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
@@ -22,4 +22,11 @@ FAMILIES: dict[str, Family] = {
         "transformer.",
         frozenset(f"layers.{{i}}.{x}.weight" for x in ("mixer.qkv", "mixer.o", "feed.up", "feed.down")),
     ),
+    "qwen2_moe": Family(experts.qwen2_moe, experts.QWEN_2_MOE),
+    "qwen3_moe": Family(experts.qwen3_moe, experts.QWEN_3_MOE),
+    "mixtral": Family(experts.mixtral, experts.MIXTRAL),
+    "olmoe": Family(experts.olmoe, experts.OLMOE),
+    "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
+    "glm4_moe": Family(experts.glm4_moe, experts.GLM_4_MOE),
+    "gpt_oss": Family(experts.gpt_oss, experts.GPT_OSS, "model.", experts.STACKED, experts.GPT_OSS_ORDERS),
 }

@@ -1,0 +1,254 @@
+"""Families whose layers have a mixture of experts in place of the feed-forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints import config_keys as keys
+from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families.family import (
+    attention_bias,
+    in_windows,
+    layer_windows,
+    llama_like,
+    no_windows,
+    renamed,
+    shape_of,
+    sliding_window,
+)
+from draftwood.models.checkpoints.families.llama import qwen_windows
+from draftwood.models.checkpoints.tensor_names import LLAMA, QWEN_3, Names
+from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.experts_config import ExpertsConfig
+from draftwood.util.safe_parsing import short_repr
+
+_MLP = "model.layers.{i}.mlp"
+_SHARED: Names = {
+    "layers.{i}.feed.shared.gate_up.weight": tuple(f"{_MLP}.shared_expert.{x}_proj.weight" for x in ("gate", "up")),
+    "layers.{i}.feed.shared.down.weight": (f"{_MLP}.shared_expert.down_proj.weight",),
+    "layers.{i}.feed.shared_gate.weight": (f"{_MLP}.shared_expert_gate.weight",),
+}
+
+
+def _each(module: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Names:
+    """Names of experts that are tensors of their own, and of their router."""
+    expert = f"{module}.experts.{{e}}"
+    return {
+        "layers.{i}.feed.router.weight": (f"{module}.gate.weight",),
+        "layers.{i}.feed.experts.{e}.gate_up.weight": (f"{expert}.{gate}.weight", f"{expert}.{up}.weight"),
+        "layers.{i}.feed.experts.{e}.down.weight": (f"{expert}.{down}.weight",),
+    }
+
+
+QWEN_3_MOE: Names = {**QWEN_3, **_each(_MLP)}
+QWEN_2_MOE: Names = {**LLAMA, **_each(_MLP), **_SHARED}
+OLMOE: Names = QWEN_3_MOE  # its norms of queries and keys are over all heads
+MIXTRAL: Names = {**LLAMA, **_each("model.layers.{i}.block_sparse_moe", "w1", "w3", "w2")}
+GRANITE_MOE: Names = {
+    **LLAMA,
+    "layers.{i}.feed.router.weight": ("model.layers.{i}.block_sparse_moe.router.layer.weight",),
+    "layers.{i}.feed.experts.{e}.gate_up.weight": ("model.layers.{i}.block_sparse_moe.input_linear.weight[{e}]",),
+    "layers.{i}.feed.experts.{e}.down.weight": ("model.layers.{i}.block_sparse_moe.output_linear.weight[{e}]",),
+}
+GLM_4_MOE: Names = {
+    **QWEN_3_MOE,
+    **{key: tuple(name.replace("shared_expert.", "shared_experts.") for name in n) for key, n in _SHARED.items()},
+    "layers.{i}.feed.selection_bias": (f"{_MLP}.gate.e_score_correction_bias",),
+}
+GPT_OSS: Names = {
+    **LLAMA,
+    "layers.{i}.mixer.sinks": ("model.layers.{i}.self_attn.sinks",),
+    "layers.{i}.feed.router.weight": (f"{_MLP}.router.weight",),
+    "layers.{i}.feed.router.bias": (f"{_MLP}.router.bias",),
+    "layers.{i}.feed.experts.{e}.gate_up.weight": (f"{_MLP}.experts.gate_up_proj[{{e}}]",),
+    "layers.{i}.feed.experts.{e}.gate_up.bias": (f"{_MLP}.experts.gate_up_proj_bias[{{e}}]",),
+    "layers.{i}.feed.experts.{e}.down.weight": (f"{_MLP}.experts.down_proj[{{e}}]",),
+    "layers.{i}.feed.experts.{e}.down.bias": (f"{_MLP}.experts.down_proj_bias[{{e}}]",),
+}
+STACKED = frozenset(f"layers.{{i}}.feed.experts.{{e}}.{x}.weight" for x in ("gate_up", "down"))  # as [in, out]
+
+
+def gates_first(config: DecoderConfig) -> Tensor:
+    """The order of rows that lie as gate, up, gate, up, ..."""
+    assert config.experts is not None
+    return torch.arange(2 * config.experts.intermediate_size).view(-1, 2).T.reshape(-1)
+
+
+GPT_OSS_ORDERS = {f"layers.{{i}}.feed.experts.{{e}}.gate_up.{x}": gates_first for x in ("weight", "bias")}
+
+
+def _experts(raw: Raw, count: int, chosen: int, inner: int) -> Raw:
+    """Numbers and size of experts; numbers are what absent keys mean."""
+    known = {
+        "count": keys.positive_int(raw, "num_experts", count, 4096),
+        "chosen": keys.positive_int(raw, "num_experts_per_tok", chosen),
+        "intermediate_size": keys.positive_int(raw, "moe_intermediate_size", inner),
+    }
+    if known["chosen"] > known["count"]:
+        raise ModelError(f"num_experts_per_tok is {known['chosen']}, but there are {known['count']} experts")
+    return known
+
+
+def _sparse(raw: Raw, layers: int) -> list[bool]:
+    """Which layers have experts, by Qwen's keys."""
+    step, dense = keys.positive_int(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise ModelError(f"mlp_only_layers is {short_repr(dense)}, but must be a list of numbers of layers")
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
+
+
+def _where(experts: ExpertsConfig, sparse: list[bool], windows: Raw) -> Raw:
+    """The knobs of layers with experts where `sparse`, and with windows."""
+    if all(sparse):
+        return {**windows, "experts": experts}
+    layers = dict(windows)
+    each = [dict(layer) for layer in layers.pop("layers", [()] * len(sparse))]
+    knobs = {name: [layer[name] for layer in each] for name in each[0]}
+    return {**layers, "layers": per_layer(**knobs, experts=[experts if has else None for has in sparse])}
+
+
+def qwen3_moe(raw: Raw) -> DecoderConfig:
+    raw = renamed(raw, num_local_experts="num_experts")
+    shape = shape_of(raw, 151936, 2048, 6144, 24, 32, 4, None)
+    experts = ExpertsConfig(**_experts(raw, 128, 8, 768), normalised=keys.flag(raw, "norm_topk_prob", False))
+    window = sliding_window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
+    no_windows(raw)
+    return DecoderConfig(
+        **llama_like(raw, shape, 32768),
+        **attention_bias(raw),
+        **_where(experts, _sparse(raw, shape["num_hidden_layers"]), {"window": window}),
+        qk_norm="one",
+    )
+
+
+def qwen2_moe(raw: Raw) -> DecoderConfig:
+    shape = shape_of(raw, 151936, 2048, 5632, 24, 16, 16, None)
+    experts = ExpertsConfig(
+        **_experts(raw, 60, 4, 1408),
+        normalised=keys.flag(raw, "norm_topk_prob", False),
+        shared_size=keys.positive_int(raw, "shared_expert_intermediate_size", 5632),
+        shared_gate=True,
+    )
+    layers = shape["num_hidden_layers"]
+    return DecoderConfig(
+        **llama_like(raw, shape, 32768),
+        **_where(experts, _sparse(raw, layers), qwen_windows(raw, layers)),
+        qkv_bias=keys.flag(raw, "qkv_bias", True),
+    )
+
+
+def mixtral(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    raw = renamed(raw, num_local_experts="num_experts")
+    shape = shape_of(raw, 32000, 4096, 14336, 32, 32, 8, None)
+    keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
+    experts = ExpertsConfig(**_experts(raw, 8, 2, shape["intermediate_size"]), normalised=True)
+    return DecoderConfig(
+        **llama_like(_with_theta(raw, 1e6), shape, 131072, 1e-5), window=sliding_window(raw, None), experts=experts
+    )
+
+
+def _with_theta(raw: Raw, theta: float) -> Raw:
+    """A config whose rotary base is `theta` where it does not say."""
+    return {**raw, "rope_theta": raw["rope_theta"] if raw.get("rope_theta") is not None else theta}
+
+
+def olmoe(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    keys.only(raw, "clip_qkv")
+    shape = shape_of(raw, 50304, 2048, 2048, 16, 16, None, None)
+    keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
+    experts = ExpertsConfig(
+        **_experts(raw, 64, 8, shape["intermediate_size"]), normalised=keys.flag(raw, "norm_topk_prob", False)
+    )
+    return DecoderConfig(**llama_like(raw, shape, 4096, 1e-5), **attention_bias(raw), experts=experts, qk_norm="whole")
+
+
+def granite_multipliers(raw: Raw, width: int) -> Raw:
+    """The multipliers of embeddings, attention scores, residual sums and logits that Granite was trained with."""
+    return {
+        "embedding_scale": keys.positive_number(raw, "embedding_multiplier", 1.0),
+        "attention_scale": keys.positive_number(raw, "attention_multiplier", 1.0),
+        "residual_multiplier": keys.positive_number(raw, "residual_multiplier", 1.0),
+        "logit_scale": 1 / keys.positive_number(raw, "logits_scaling", 1.0),
+    }
+
+
+def granitemoe(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    raw = renamed(raw, num_local_experts="num_experts")
+    shape = shape_of(raw, 32000, 4096, 11008, 32, 32, None, None)
+    keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
+    experts = ExpertsConfig(**_experts(raw, 8, 2, shape["intermediate_size"]), normalised=True)
+    return DecoderConfig(
+        **llama_like(raw, shape, 2048),
+        **attention_bias(raw),
+        **granite_multipliers(raw, shape["hidden_size"]),
+        experts=experts,
+    )
+
+
+def glm4_moe(raw: Raw) -> DecoderConfig:
+    """GLM-4.5 to 4.7; the layer for multi-token prediction behind the last is not read."""
+    no_windows(raw)
+    raw = renamed(raw, num_experts="n_routed_experts", num_local_experts="n_routed_experts")
+    raw = {**raw, "num_experts": raw.get("n_routed_experts")}
+    shape = shape_of(raw, 151552, 4096, 10944, 46, 96, 8, None)
+    known = _experts(raw, 128, 8, 1408)
+    groups, chosen_groups = keys.positive_int(raw, "n_group", 1), keys.positive_int(raw, "topk_group", 1)
+    if known["count"] % groups or chosen_groups > groups:
+        raise ModelError(f"n_group {groups} and topk_group {chosen_groups} do not fit {known['count']} experts")
+    experts = ExpertsConfig(
+        **known,
+        scoring="sigmoid",
+        normalised=keys.flag(raw, "norm_topk_prob", True),
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scale=keys.positive_number(raw, "routed_scaling_factor", 1.0),
+        selection_bias=True,
+        shared_size=known["intermediate_size"] * keys.positive_int(raw, "n_shared_experts", 1),
+    )
+    dense = raw.get("first_k_dense_replace", 1)
+    if type(dense) is not int or dense < 0:
+        raise ModelError(f"first_k_dense_replace is {short_repr(dense)}, but must be a whole number")
+    layers = shape["num_hidden_layers"]
+    bias = keys.flag(raw, "attention_bias", False)
+    if rope := keys.rope_object(raw):
+        raw = {**raw, "rope_parameters": {"partial_rotary_factor": 0.5, **rope}, "rope_scaling": None}
+    return DecoderConfig(
+        **llama_like({"partial_rotary_factor": 0.5, **raw}, shape, 131072, 1e-5, partial=True),
+        **_where(experts, [layer >= dense for layer in range(layers)], {}),
+        qkv_bias=bias,
+        qk_norm="one" if keys.flag(raw, "use_qk_norm", False) else None,
+    )
+
+
+def gpt_oss(raw: Raw) -> DecoderConfig:
+    raw = renamed(raw, num_local_experts="num_experts", experts_per_token="num_experts_per_tok")
+    shape = shape_of(raw, 201088, 2880, 2880, 36, 64, 8, 64)
+    keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
+    keys.only(raw, "swiglu_alpha", 1.702)
+    keys.only(raw, "hidden_act", "silu")
+    bias = keys.flag(raw, "attention_bias", True)
+    experts = ExpertsConfig(
+        **_experts(raw, 128, 4, shape["intermediate_size"]),
+        normalised=True,
+        router_bias=True,
+        bias=True,
+        limit=keys.positive_number(raw, "swiglu_limit", 7.0),
+    )
+    layers = shape["num_hidden_layers"]
+    usual = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    if not keys.rope_object(raw):
+        raw = {**raw, "rope_parameters": {**usual, "rope_theta": 150000.0}}
+    windows = layer_windows(raw, layers, sliding_window(raw, 128), lambda layer: layer % 2 == 0)
+    return DecoderConfig(
+        **llama_like(raw, shape, 131072, 1e-5),
+        **in_windows(windows),
+        qkv_bias=bias,
+        o_bias=bias,
+        sinks=True,
+        experts=experts,
+    )

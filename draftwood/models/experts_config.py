@@ -1,0 +1,32 @@
+"""The knobs of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Feed-forwards of which each row takes some, chosen by a router.
+
+    A row's scores are the softmax of the router's logits, or the sigmoid of each (`scoring`). Chosen are the `chosen`
+    experts of the largest scores, or of scores plus a bias of the expert (`selection_bias`); with several `groups` they
+    are of the `chosen_groups` with the largest sums of two. Weights are the scores, divided by their sum where they are
+    `normalised`, times `scale`. A shared expert is added for every row, times the sigmoid of a gate of its own
+    (`shared_gate`).
+    """
+
+    count: int
+    chosen: int
+    intermediate_size: int
+    scoring: str = "softmax"  # or sigmoid
+    normalised: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+    router_bias: bool = False
+    selection_bias: bool = False
+    bias: bool = False  # of the experts' matrices
+    shared_size: int = 0  # hidden units of the shared expert; 0: there is none
+    shared_gate: bool = False
+    limit: float | None = None  # gpt-oss: (up + 1) * gate * sigmoid(1.702 gate), with |up| and gate at most this

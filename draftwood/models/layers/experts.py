@@ -1,0 +1,92 @@
+"""A mixture of experts in place of a layer's feed-forward.
+
+A row's sum runs over its experts in the order of their numbers, whatever the other rows choose.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.experts_config import ExpertsConfig
+from draftwood.models.flat import AttentionMetadata, KVStore
+from draftwood.models.functions import ACTIVATIONS, activate, sigmoid
+from draftwood.models.layers.part import Part
+from draftwood.models.modules import ExactLinear, Linear
+from draftwood.models.partition import UNSPLIT, Parallel
+
+SLOPE = 1.702  # of gpt-oss's gates
+
+
+class Expert(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = False, limit: float | None = None) -> None:
+        super().__init__()
+        self.gate_up = Linear(width, 2 * inner, bias)
+        self.down = Linear(inner, width, bias)
+        self.activation, self.limit = ACTIVATIONS[activation], limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows [1, N, D] -> [1, N, D]."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        if self.limit is None:
+            inner = activate(self.activation, gate) * up
+        else:
+            gate = gate.clamp(max=self.limit)
+            inner = gate * sigmoid(SLOPE * gate) * (up.clamp(-self.limit, self.limit) + 1)
+        made: Tensor = self.down(inner)
+        return made
+
+
+class Experts(Part):
+    """The sum of what the experts that the router chooses make of a row, by their weights."""
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
+        super().__init__(config, parallel)
+        assert config.experts is not None
+        e, width, act = config.experts, config.hidden_size, config.hidden_act
+        self.how: ExpertsConfig = e
+        self.router = ExactLinear(width, e.count, e.router_bias)
+        self.selection_bias = nn.Parameter(torch.zeros(e.count)) if e.selection_bias else None
+        self.experts = nn.ModuleList(Expert(width, e.intermediate_size, act, e.bias, e.limit) for _ in range(e.count))
+        self.shared = Expert(width, e.shared_size, act) if e.shared_size else None
+        self.shared_gate = ExactLinear(width, 1, bias=False) if e.shared_gate else None
+
+    def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        chosen, weights = self.route(rows)
+        out = torch.zeros_like(rows)
+        for number in sorted(set(chosen.flatten().tolist())):
+            where, place = (chosen == number).nonzero(as_tuple=True)
+            made = self.experts[number](rows[None, where])[0]
+            out = out.index_add(0, where, (made * weights[where, place, None]).to(out.dtype))
+        if self.shared is not None:
+            made = self.shared(rows[None])[0]
+            if self.shared_gate is not None:
+                made = made * sigmoid(self.shared_gate(_precise(rows))).to(made.dtype)
+            out = out + made
+        return out.view(x.shape)
+
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen experts [N, k] of rows [N, D], and their weights [N, k]."""
+        e = self.how
+        logits = self.router(_precise(rows))
+        scores = logits.softmax(-1) if e.scoring == "softmax" else sigmoid(logits)
+        judged = scores if self.selection_bias is None else scores + self.selection_bias
+        if e.groups > 1:
+            grouped = judged.view(len(rows), e.groups, -1)
+            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(e.chosen_groups, -1).indices
+            left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
+            judged = grouped.masked_fill(left_out[..., None], 0.0).flatten(1)
+        chosen = judged.topk(e.chosen, -1).indices
+        weights = scores.gather(1, chosen)
+        if e.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights * e.scale
+
+
+def _precise(x: Tensor) -> Tensor:
+    """In the type that experts are chosen in: float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,243 @@
+// What the threads of one forward share, and what each part of a layer has to do with the rows.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "matrix.h"
+#include "model.h"
+#include "team.h"
+
+namespace dw {
+
+inline const Matrix& matrix(const void* p) { return *static_cast<const Matrix*>(p); }
+inline int64_t padded(const Matrix& m) { return m.panels * PANEL; }
+
+// How many slots row i sees.
+inline int64_t length(const dw_batch& batch, int64_t i) {
+  return batch.seen[i] + batch.path_end[i] - (i ? batch.path_end[i - 1] : 0);
+}
+
+constexpr int64_t QUERIES = 8;  // that attend to a head together
+
+// What the threads of one forward share.
+struct Forward {
+  const Model& model;
+  const dw_batch& batch;
+  const Kernels& k;
+  float* x;          // [rows][width] residual stream
+  float* branch;     // [rows][wide] output of a product
+  float* inner;      // [rows][heads * head_dim] attention
+  void* operand;     // input of a product
+  int32_t* lists;    // the rows' slots in order of position
+  const int64_t* list_at;  // [rows] where each begins
+  const std::vector<int64_t>& bundles;  // where rows that attend together begin; the end
+  float* scratch;    // [threads][scratch_size]
+  int64_t wide, head_wide;  // floats between rows of branch, and of logits there
+  int64_t scratch_size;
+
+  const dw_shape& s() const { return model.shape; }
+
+  const float* wanted(int64_t i) const {
+    return x + (batch.wanted ? batch.wanted[i] : batch.wanted_first + i) * s().width;
+  }
+
+  float* own(const Crew& crew) const { return scratch + crew.me * scratch_size; }
+
+  void norm(const dw_part& part, const float* in, const float* weight, const float* bias, int64_t n, float* out) const {
+    k.norm(part.layer_norm, in, weight, bias, n, part.eps, out);
+  }
+  void last_norm(const float* row, float* out) const { k.norm(s().layer_norm, row, s().norm, s().norm_bias, s().width, s().eps, out); }
+
+  // One product; the rows' operand is ready. Threads take panels as they come.
+  void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo) const {
+    int64_t step = std::max<int64_t>(4, m.panels / (4 * crew.threads) / 4 * 4);
+    if (crew.threads == 1) step = m.panels;
+    for (int64_t from; (from = crew.claim(m.panels, step)) >= 0;)
+      k.multiply(m, rows, operand, branch, ldo, from, std::min(m.panels, from + step));
+    crew.barrier();
+  }
+
+  // Add what the part before left to row i.
+  void settle(int64_t i, const dw_part* part, float* tmp) const {
+    if (!part) return;
+    float *row = x + i * s().width, *out = branch + i * wide;
+    if (part->post_norm) {
+      norm(*part, out, part->post_norm, part->post_norm_bias, s().width, tmp);
+      out = tmp;
+    }
+    k.add(row, out, part->multiplier, s().width);
+  }
+
+  // f(row) for all rows, shared out; then all threads meet.
+  template <class F> void each(Crew& crew, int64_t count, F f) const {
+    for (int64_t i = crew.me; i < count; i += crew.threads) f(i);
+    crew.barrier();
+  }
+
+  // Rows settled, normalised and made the operand of a part's first product, behind what it reads beside them.
+  void enter(Crew& crew, const dw_part* last, const dw_part& part) const {
+    const Matrix& m = matrix(part.up);
+    each(crew, batch.rows, [&](int64_t i) {
+      float* tmp = own(crew);
+      const int64_t width = s().width, ahead = m.k - width;
+      if (!part.joined) settle(i, last, tmp);
+      if (ahead) std::memcpy(tmp, batch.beside + i * width, 4 * width);
+      if (part.norm) norm(part, x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
+      else std::memcpy(tmp + ahead, x + i * width, 4 * width);
+      k.convert(m, tmp, operand, i, batch.rows);
+      if (part.joined) settle(i, last, tmp);
+    });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  PlaneType plane_type() const { return static_cast<PlaneType>(batch.plane_type); }
+
+  // The row of a slot of a segment's extent in a plane, of one head.
+  char* plane_row(const dw_part& part, int32_t plane, int64_t segment, int64_t head, int64_t slot) const {
+    const int64_t row = static_cast<int64_t>(batch.base[segment]) * part.kv_heads + head * batch.capacity[segment] + slot;
+    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), part.head_dim);
+  }
+
+  // Norms of queries, or of keys: of each of `count` heads that lie `stride` apart, or of all of them together.
+  void normalise_heads(const dw_part& part, float* first, int64_t count, int64_t stride, const float* weight, const float* bias, float* tmp) const {
+    const int64_t dim = part.head_dim, each = part.qk_norm == DW_HEAD_NORMS ? dim : 0;
+    if (part.qk_norm == DW_WHOLE_NORM) {
+      norm(part, first, weight, bias, count * dim, tmp);
+      std::memcpy(first, tmp, 4 * count * dim);
+      return;
+    }
+    for (int64_t h = 0; h < count; h++) {
+      norm(part, first + h * stride, weight + h * each, bias ? bias + h * each : nullptr, dim, tmp);
+      std::memcpy(first + h * stride, tmp, 4 * dim);
+    }
+  }
+
+  // Queries and keys of row i normalised and turned; key and value put into the planes, unless an earlier layer did.
+  void place(const dw_part& part, int64_t i, float* tmp) const {
+    const int64_t dim = part.head_dim, heads = part.heads, kv = part.borrowed ? 0 : part.kv_heads, half = part.rotary_dim / 2;
+    const int64_t stride = part.gate ? 2 * dim : dim;
+    float *row = branch + i * wide, *keys = row + heads * stride, *values = keys + kv * dim;
+    auto norms = [&] {
+      if (!part.q_norm) return;
+      normalise_heads(part, row, heads, stride, part.q_norm, part.q_norm_bias, tmp);
+      if (kv) normalise_heads(part, keys, kv, dim, part.k_norm, part.k_norm_bias, tmp);
+    };
+    for (float* v = row; part.clip && v < values + kv * dim; v++) *v = std::min(std::max(*v, -part.clip), part.clip);
+    if (!part.late_norm) norms();
+    for (int64_t h = 0; half && h < heads + kv; h++)
+      k.rotate(h < heads ? row + h * stride : keys + (h - heads) * dim, batch.cos[part.rope] + batch.position[i] * half,
+               batch.sin[part.rope] + batch.position[i] * half, half);
+    if (part.late_norm) norms();
+    const int64_t segment = batch.segment[i];
+    for (int64_t h = 0; h < kv; h++) {
+      float* value = values + h * dim;
+      if (part.value_norm) k.norm(false, value, nullptr, nullptr, dim, part.eps, value);
+      k.keep(plane_type(), keys + h * dim, dim, plane_row(part, part.keys, segment, h, batch.slot[i]));
+      k.keep(plane_type(), value, dim, plane_row(part, part.values, segment, h, batch.slot[i]));
+    }
+  }
+
+  // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
+  void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
+    const int64_t dim = part.head_dim, group = part.heads / part.kv_heads, segment = batch.segment[first];
+    const char *keys = plane_row(part, part.keys, segment, h, 0), *values = plane_row(part, part.values, segment, h, 0);
+    for (int64_t from = 0; from < group; from += QUERIES) {
+      Query query[QUERIES];
+      int count = 0;
+      int64_t shared = 0, room = 0;
+      for (int64_t i = first; i < last; i++) {
+        const int64_t all = length(batch, i), hidden = part.window && all > part.window ? all - part.window : 0, n = all - hidden;
+        const int64_t trunk = last == first + 1 ? n : hidden ? 0 : batch.seen[i] / PANEL * PANEL;
+        shared = i == first ? trunk : std::min(shared, trunk);
+        for (int64_t g = from; g < std::min(from + QUERIES, group); g++, room += up(n, PANEL))
+          query[count++] = {branch + i * wide + (h * group + g) * (part.gate ? 2 * dim : dim), lists + list_at[i] + hidden, n,
+                            scores + room, inner + (i * part.heads + h * group + g) * dim, part.sinks ? part.sinks + h * group + g : nullptr};
+      }
+      k.attend(query, count, shared, keys, values, plane_type(), dim, part.scale, part.softcap);
+      for (int q = 0; part.gate && q < count; q++) k.damp(query[q].out, query[q].q + dim, dim);
+    }
+  }
+
+  void attention(Crew& crew, const dw_part* last, const dw_part& part) const {
+    enter(crew, last, part);
+    float* tmp = own(crew);
+    each(crew, batch.rows, [&](int64_t i) { place(part, i, tmp); });
+    const int64_t kv = part.kv_heads, count = bundles.size() - 1;
+    for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;)
+      attend(part, bundles[item / kv], bundles[item / kv + 1], item % kv, tmp);
+    crew.barrier();
+    const Matrix& m = matrix(part.down);
+    each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * m.k, operand, i, batch.rows); });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  void feed(Crew& crew, const dw_part* last, const dw_part& part) const {
+    enter(crew, last, part);
+    const Matrix& m = matrix(part.down);
+    each(crew, batch.rows, [&](int64_t i) {
+      const float* gate = branch + i * wide;
+      float* tmp = own(crew);
+      k.activate(part.activation, gate, part.gated ? gate + m.k : nullptr, m.k, tmp);
+      k.convert(m, tmp, operand, i, batch.rows);
+    });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  void embed(int64_t i) const {
+    float* row = x + i * s().width;
+    if (batch.hidden) {
+      std::memcpy(row, batch.hidden + i * s().width, 4 * s().width);
+      return;
+    }
+    unpack(matrix(s().embeddings), batch.token[i], row);
+    for (int64_t d = 0; d < s().width; d++) {
+      row[d] *= s().embedding_scale;
+      if (s().positions) row[d] += position(i, d);
+    }
+  }
+
+  float position(int64_t i, int64_t d) const {
+    const int64_t at = (batch.position[i] + s().position_offset) * s().width + d;
+    return s().half_positions ? widened(static_cast<const bf16*>(s().positions)[at]) : static_cast<const float*>(s().positions)[at];
+  }
+
+  // The slots that row i sees, in order of position.
+  void list(int64_t i) const {
+    int64_t seen = batch.seen[i], from = i ? batch.path_end[i - 1] : 0;
+    int32_t* to = lists + list_at[i];
+    std::memcpy(to, batch.trunk[batch.segment[i]], 4 * seen);
+    std::memcpy(to + seen, batch.path + from, 4 * (batch.path_end[i] - from));
+  }
+
+  // States of the wanted rows that are asked for after so many layers.
+  void keep(Crew& crew, int after) const {
+    for (int n = 0; n < batch.states_count; n++) {
+      if (batch.states_after[n] != after) continue;
+      for (int64_t i = crew.me; i < batch.wanted_count; i += crew.threads) {
+        const float* row = wanted(i);
+        float* to = batch.states[n] + i * s().width;
+        if (after == static_cast<int>(model.layers.size())) last_norm(row, to);
+        else std::memcpy(to, row, 4 * s().width);
+      }
+    }
+  }
+
+  void logits(Crew& crew) const {
+    const Matrix& m = matrix(s().head);
+    each(crew, batch.wanted_count, [&](int64_t i) {
+      float* tmp = own(crew);
+      last_norm(wanted(i), tmp);
+      k.convert(m, tmp, operand, i, batch.wanted_count);
+    });
+    multiply(crew, m, batch.wanted_count, head_wide);
+    each(crew, batch.wanted_count, [&](int64_t i) {
+      float* row = branch + i * head_wide;
+      for (int64_t d = 0; s().logit_scale != 1 && d < s().vocabulary; d++) row[d] *= s().logit_scale;
+      if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
+      std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
+    });
+  }
+};
+
+}  // namespace dw
