@@ -41,6 +41,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**SHAPE, "sliding_window": 5, "head_dim": 12}),
     "mistral_1": ("mistral", {**SHAPE, "sliding_window": 1}),
     "mistral_unlimited": ("mistral", {**SHAPE, "sliding_window": None}),
+    "ministral": ("ministral", {**SHAPE, "head_dim": 12, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "ministral3": (
+        "ministral3",
+        {
+            **SHAPE,
+            "head_dim": 12,
+            "rope_parameters": {**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1},
+        },
+    ),
     "qwen2": ("qwen2", SHAPE),
     "qwen2_windows": (
         "qwen2",

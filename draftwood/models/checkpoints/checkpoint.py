@@ -23,6 +23,7 @@ from draftwood.models.backend.matrix import Holder, computed, holder
 from draftwood.models.backend.native import NativeMatrix, unavailable
 from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families import wrappers
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.files import read_json
@@ -122,7 +123,9 @@ def end_tokens(place: Path) -> frozenset[int]:
         return gguf_tokenizer.end_tokens(place)
     for name in ("generation_config.json", "config.json"):
         path = place / name
-        ids = read_json(path).get("eos_token_id") if path.is_file() else None
+        raw = read_json(path) if path.is_file() else {}
+        told = (each.get("eos_token_id") for each in (raw, wrappers.text_part(raw)))
+        ids = next((each for each in told if each is not None), None)
         if ids is not None:
             tokens = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(token, int) for token in tokens):
@@ -191,6 +194,8 @@ def load(
         if tied:
             reader.put_tied(model, shapes[EMBED_WEIGHT])
         pack_embeddings(model, tied)
+    if family.other_parts is not None:
+        log.warning("%s: the text part is loaded; images and sound are not read", home)
     model.home, model.kv_dtype, model.own_bits = home.parent if file else home, kept, own_bits
     if file:
         types = ", ".join(model.kinds_of_weights) if own_bits else quantize or str(wanted)[6:]
@@ -258,20 +263,22 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
     """config.json of a directory, its model family and the decoder's config; or the same of a GGUF file."""
     if directory.is_file():
         return GgufWeights(directory).described()
-    raw = read_config(directory)
+    whole = read_config(directory)
+    raw = wrappers.text_part(whole)
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
         raise ModelError(
             f"{directory}: architecture {short_repr(kind)} is not supported ({', '.join(sorted(FAMILIES))} are); "
-            f"{_elsewhere(raw, directory)}"
+            f"{_elsewhere(whole, directory)}"
         )
+    family = FAMILIES[kind] if raw is whole else wrappers.wrapped(FAMILIES[kind])
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
             f"{directory} holds an adapter beside the model, whose answers would lack it; merge it into the weights "
             "(merge_and_unload of peft), or give the model without it"
         )
     try:
-        return raw, FAMILIES[kind], FAMILIES[kind].config(raw)
+        return raw, family, family.config(raw)
     except ModelError as error:
         raise ModelError(f"{directory / 'config.json'}: {error}") from None
 

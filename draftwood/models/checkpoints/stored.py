@@ -15,6 +15,7 @@ import torch
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families import wrappers
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
@@ -37,6 +38,8 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
     A head of its own counts, also where the config ties it to the embeddings, unless the two are equal; one of tied
     matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
     """
+    if family.other_parts is not None:
+        family = next((f for f in wrappers.placed(family) if tensors.has(f.names["norm"][0])), family)
     bare = family.without_prefix()
     head, present = family.names[HEAD_WEIGHT][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
     if present is None and config.tie_word_embeddings and tensors.has(head):
@@ -82,6 +85,8 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Iter
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
         if name in read or HARMLESS_TENSORS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):
+            continue
+        if family.other_parts is not None and family.other_parts.fullmatch(name):
             continue
         if ADAPTER_TENSORS.search(name):
             fix = "it is of an adapter: merge it into the weights (merge_and_unload of peft) and save the model again"

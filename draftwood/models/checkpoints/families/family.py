@@ -32,6 +32,7 @@ class Family:
 
     `prefix` is a beginning of the names that some checkpoints of the family lack. Parameters in `transposed` are
     stored [in, out]. `orders` are those of parameters whose rows the decoder has in another order than the checkpoint.
+    In checkpoints with tensors of `other_parts`, which are not read, names begin otherwise.
     """
 
     read: Callable[[Raw], DecoderConfig]
@@ -39,6 +40,7 @@ class Family:
     prefix: str = "model."
     transposed: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
+    other_parts: re.Pattern[str] | None = None
 
     def config(self, raw: Raw) -> DecoderConfig:
         """The decoder's shape of a config.json; ModelError where it asks for what the decoder cannot do."""

@@ -17,6 +17,11 @@ from draftwood.models.checkpoints.families.family import (
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.util.safe_parsing import short_repr
 
+MINISTRAL_3_ROPE = {
+    **{"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
+
 
 def llama(raw: Raw) -> DecoderConfig:
     no_windows(raw)
@@ -29,6 +34,27 @@ def mistral(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 32000, 4096, 14336, 32, 32, 8, None)
     keys.only(raw, "layer_types")  # transformers ignores the key here and asks for another class
     return DecoderConfig(**llama_like(raw, shape, 4096 * 32), window=sliding_window(raw, 4096))
+
+
+def ministral(raw: Raw) -> DecoderConfig:
+    shape = shape_of(raw, 32000, 4096, 14336, 32, 32, 8, None)
+    window = sliding_window(raw, 4096)
+    windows = layer_windows(raw, shape["num_hidden_layers"], window, lambda layer: window > 0)
+    return DecoderConfig(**llama_like(raw, shape, 4096 * 32), **in_windows(windows))
+
+
+def ministral3(raw: Raw) -> DecoderConfig:
+    """Queries are scaled by their position behind the original context, which the decoder cannot: it ends there."""
+    no_windows(raw)
+    shape = shape_of(raw, 131072, 4096, 14336, 34, 32, 8, 128)
+    if not keys.rope_object(raw):
+        raw = {**raw, "rope_parameters": MINISTRAL_3_ROPE}
+    rope = keys.rope_object(raw)
+    context = keys.positive_int(raw, "max_position_embeddings", 262144)
+    if rope.get("llama_4_scaling_beta"):
+        context = min(context, keys.positive_int(rope, "original_max_position_embeddings", context))
+    scaled = {**llama_like(raw, shape, 262144, 1e-5), "max_position_embeddings": context}
+    return DecoderConfig(**scaled, window=sliding_window(raw, None))
 
 
 def qwen_windows(raw: Raw, layers: int) -> Raw:
@@ -49,6 +75,21 @@ def qwen3(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 151936, 4096, 22016, 32, 32, 32, 128)
     windows = qwen_windows(raw, shape["num_hidden_layers"])
     return DecoderConfig(**llama_like(raw, shape, 32768), **attention_bias(raw), qk_norm="one", **windows)
+
+
+def qwen2_vl(raw: Raw) -> DecoderConfig:
+    """The text part of Qwen 2 and 2.5 VL."""
+    raw = {"max_window_layers": 80, "rope_theta": 1_000_000.0, **raw}
+    shape = shape_of(raw, 152064, 8192, 29568, 80, 64, 8, None)
+    windows = qwen_windows(raw, shape["num_hidden_layers"])
+    return DecoderConfig(**llama_like(raw, shape, 32768, 1e-5), qkv_bias=True, **windows)
+
+
+def qwen3_vl(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    raw = {"rope_theta": 500_000.0, **raw}
+    shape = shape_of(raw, 151936, 4096, 22016, 32, 32, 32, 128)
+    return DecoderConfig(**llama_like(raw, shape, 128000), **attention_bias(raw), qk_norm="one")
 
 
 def phi3(raw: Raw) -> DecoderConfig:

@@ -9,8 +9,13 @@ from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, L
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama.llama, LLAMA),
     "mistral": Family(llama.mistral, LLAMA),
+    "ministral": Family(llama.ministral, LLAMA),
+    "ministral3": Family(llama.ministral3, LLAMA),
     "qwen2": Family(llama.qwen2, LLAMA),
+    "qwen2_vl_text": Family(llama.qwen2_vl, LLAMA),
+    "qwen2_5_vl_text": Family(llama.qwen2_vl, LLAMA),
     "qwen3": Family(llama.qwen3, QWEN_3),
+    "qwen3_vl_text": Family(llama.qwen3_vl, QWEN_3),
     "phi3": Family(llama.phi3, PHI_3),
     "gemma": Family(gemma.gemma, LLAMA),
     "gemma2": Family(gemma.gemma2, GEMMA_2),
