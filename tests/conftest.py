@@ -20,8 +20,7 @@ from tabular import TabularExit, TabularHead, random_heads
 
 from draftwood import TabularModel, load
 from draftwood.cli.main import run
-from draftwood.methods import self_drafting
-from draftwood.models.heads import eagle, medusa
+from draftwood.models.heads import eagle, medusa, skip
 from draftwood.models.heads import exit as exits
 from recipes import real_models
 
@@ -151,7 +150,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def eagle_of(vocab: int) -> TabularModel:
         return TabularHead.random(vocab, seed=12, n_layers=2)
 
-    monkeypatch.setattr(self_drafting, "skipping", skipping)
+    monkeypatch.setattr(skip, "skipping", skipping)
     monkeypatch.setattr(medusa, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
     monkeypatch.setattr(exits, "find", lambda target, where: exit_of(target.vocab_size))
     monkeypatch.setattr(eagle, "find", lambda target, where: eagle_of(target.vocab_size))

@@ -77,6 +77,8 @@ CASES = [
     ),
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 1]}, 0, 3, 3),
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 0, 3, 3, ALWAYS),
+    *(Case({"name": "mcsd", "drafter": drafter, "tree": [2, 1]}, 0, 3, 3) for drafter in ("eagle", "skip", "lookup")),
+    Case({"name": "mcsd", "drafter": "lookup", "tree": [2, 1], "verify": "rejection"}, 0, 3, 4, ALWAYS),
     # EAGLE heads
     Case({"name": "eagle", "gamma": 2}, 0, 3, 4),
     Case({"name": "eagle", "gamma": 2, "verify": "rejection"}, 0, 3, 4, ALWAYS),

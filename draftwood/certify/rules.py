@@ -186,7 +186,8 @@ def _required_of_beams(method: BeamMethod) -> frozenset[str]:
     if several:
         result |= {"beams completed", "target's row of a root used again"}
     if method.gamma > 1:
-        result |= {"layer below accepted drafts"} | (KEPT_REUSED if several else set())
+        seldom = method.drafter in ("skip", "lookup")  # too many outcomes; the rule is the same whatever drafts
+        result |= {"layer below accepted drafts"} | (KEPT_REUSED if several and not seldom else set())
     if isinstance(method, DynamicWidth):
         draws = method.draft_width
         if draws > 1:

@@ -92,7 +92,7 @@ class Case:
         self.target = self._random(0)
         self.models = [self._random(1 + i) for i in range(count)]
         drafts_itself = self.method.drafts_needed[0] == 0 and type(self.method).models is not Method.models
-        self.stand_in = [self._stand_in()] if drafts_itself else []
+        self.stand_in = [self._stand_in()] if drafts_itself and self._drafter != "lookup" else []
         self.engine = self._engine()
         self.params = SamplingParams(**WARPS[self.warp])
 
@@ -121,13 +121,19 @@ class Case:
         if generation.request.method == self.method:
             generation.verify = Tally(generation.verify, self.counts)
 
+    @property
+    def _drafter(self) -> str | None:
+        """What a method drafts from, where it has the choice."""
+        return getattr(self.method, "drafter", None)
+
     def _stand_in(self) -> CausalModel:
         """Heads, an exit, or a part of the target."""
-        if isinstance(self.method, Eagle):
+        if isinstance(self.method, Eagle) or self._drafter == "eagle":
             return StandInEagle(self._random(9), self.prompt)
         if "heads" in type(self.method).model_fields:
             return StandInHeads(self._random(9), max(2, self.tokens - 2))
-        return (SkippedTarget if isinstance(self.method, SelfSpeculative) else Exit)(self._random(9), self.target)
+        skips = isinstance(self.method, SelfSpeculative) or self._drafter == "skip"
+        return (SkippedTarget if skips else Exit)(self._random(9), self.target)
 
     @property
     def judged(self) -> TabularModel:
@@ -181,7 +187,7 @@ class Case:
             return (OpeningLaw if self.rounds else WholeLaw)(output_of, outputs)
         law = self._beams(self.judged)
         width = getattr(method, "width", None)
-        if self.rounds and isinstance(method, DynamicWidth):
+        if self.rounds and isinstance(method, DynamicWidth) and self._drafter != "lookup":
             draft = self._beams((self.models or [self._random(9)])[0], "joint")
             return LayerLaws(law, method.replacement, BeamRules(method, law, draft))
         if self.rounds or (method.lossless and width is None):

@@ -5,8 +5,9 @@ from draftwood.draft.beam import BeamDrafter
 from draftwood.draft.confident import ConfidentDrafter
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
+from draftwood.draft.ngram import NgramSource
 from draftwood.draft.shared import SharedSession
-from draftwood.draft.states import EagleSession, EagleSource, ExitSource, StateDrafter
+from draftwood.draft.states import EagleSession, EagleSource, ExitSource, StateDrafter, drafting
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 
 __all__ = [
@@ -20,9 +21,11 @@ __all__ = [
     "ExitSource",
     "HeadsDrafter",
     "ModelDrafter",
+    "NgramSource",
     "NoDrafter",
     "Proposer",
     "SharedSession",
     "StateDrafter",
     "SuffixLookup",
+    "drafting",
 ]

@@ -1,4 +1,4 @@
-"""Drafting beams with a draft model: layers drawn from the draft's joint of beam and token (DSBD §3, Algorithm 1).
+"""Drafting beams from any source of logits: layers of the draft's joint of beam and token (DSBD §3, Algorithm 1).
 
 How a joint is made and drawn from is known by verify/joint.py, which the target's side uses too.
 """
@@ -17,6 +17,7 @@ from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import MOST_FORCED, Drafter, Drafting, Proposer, Source
+from draftwood.draft.shared import SharedSession
 from draftwood.sampling.distributions import Distributions
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
@@ -126,8 +127,8 @@ class BeamDrafter(Drafter):
                 self._after[root] = parent if parent != TRUNK else trunk_node(len(forest.trunk) - 1), weight[before]
 
     def _unknown(self, forest: Forest) -> list[int]:
-        """Parents whose draft logits are needed to weigh the roots."""
-        if self.root_weights == "target" or len(forest.roots) == 1:
+        """Parents whose draft logits are needed to weigh the roots; none where a run would undo what was verified."""
+        if self.root_weights == "target" or len(forest.roots) == 1 or isinstance(self.source, SharedSession):
             return []
         return list(dict.fromkeys(parent for parent, _ in self._after.values()))
 

@@ -3,15 +3,16 @@
 A round without drafts costs what a plain one costs, prompts included; what drafting may read of it is kept. An exit
 (EESD §3.1) shares the first layers with verification, which resumes above them: each is computed once for each token,
 when it is first asked for. An EAGLE head drafts a token from the target's state before it, or from its own; accepted
-drafts are read again with the target's, so its keys and values are always those of a run over verified tokens.
+drafts are read again with the target's, so its keys and values are always those of a run over verified tokens. That
+holds for the nodes of beams too, which are verified but not yet shared by all of them.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Drafting, Proposer, Source
+from draftwood.draft.shared import SharedSession
 from draftwood.draft.suffix import EarlierAnswers
 from draftwood.models.base import Segment
 from draftwood.runtime.session import EVICTED, Answer, Job, LayerOutputs, Row, Run, Session
@@ -164,25 +166,22 @@ class EagleSession(Session):
 class EagleSource(StateSource):
     """Draft logits of a head, `reader`, over a target's states after several layers.
 
-    A node is drafted below when its own state is known, so what lies between a node and the root is read first, layer
-    by layer.
+    A node is drafted below when its own state is known, so what lies between a node and the last verified one above it
+    is read first, layer by layer.
     """
 
     _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [W] what the head made of it
+    _right: set[int] = field(init=False, default_factory=set)  # nodes that were read with the target's states
 
     before: ClassVar[int] = 1
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
-        """Logits [len(nodes), V] after each node, layer by layer of the forest."""
-        todo = set(nodes)
-        for node in nodes:
-            while (node := forest.parent[node]) != TRUNK and node not in self._own:
-                todo.add(node)
+        """Logits [len(nodes), V] after each node, those behind verified tokens first, then layer by layer."""
+        self._sort()
         norm = self.reader.model.n_layers
         logits: dict[int, Tensor] = {}
         seen: dict[int, Tensor] = {}
-        for depth in sorted({forest.depth[node] for node in todo}):
-            layer = sorted(node for node in todo if forest.depth[node] == depth)
+        for layer in self._layers(forest, nodes):
             answer = yield from self.ask(forest, layer, (norm - 1, norm) if hidden else (norm - 1,))
             like = next(iter(self._trunk.values()))
             own = answer.hidden[norm - 1].to(like.dtype)
@@ -194,15 +193,35 @@ class EagleSource(StateSource):
         rows = {norm: torch.stack([seen[node] for node in nodes])} if hidden else {}
         return Answer(torch.stack([logits[node] for node in nodes]), rows)
 
+    def _layers(self, forest: Forest, nodes: Sequence[int]) -> list[list[int]]:
+        """`nodes`, and those above them that the head must read before, by how many of these are."""
+        ranks: dict[int, int] = {}
+        for node in nodes:
+            path = [node]
+            while not self._verified(forest, path[-1]) and (above := forest.parent[path[-1]]) not in self._own:
+                path.append(above)
+            for one in reversed(path):
+                known = self._verified(forest, one) or forest.parent[one] in self._own
+                ranks[one] = 0 if known else ranks[forest.parent[one]] + 1
+        return [sorted(node for node in ranks if ranks[node] == rank) for rank in range(max(ranks.values()) + 1)]
+
+    def _verified(self, forest: Forest, node: int) -> bool:
+        """Whether the target's state before a node is known, as it is in the trunk."""
+        return node < TRUNK or (above := forest.parent[node]) == TRUNK or above in self._nodes
+
     def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
         """Verified tokens, and those behind them, get the target's state of the token before; others the head's."""
         given = {trunk_node(trunk_position(node) + 1): state for node, state in self._trunk.items()}
         last = self._trunk[trunk_node(len(forest.trunk) - 1)]
         given[trunk_node(0)] = torch.zeros_like(last)
         for node in nodes:
-            while node != TRUNK and node not in given:
+            while node > TRUNK and node not in given:
                 parent = forest.parent[node]
-                given[node] = last if parent == TRUNK else self._own[parent]
+                if self._verified(forest, node):
+                    given[node] = last if parent == TRUNK else self._nodes[parent]
+                    self._right.add(node)
+                else:
+                    given[node] = self._own[parent]
                 node = parent
         return given
 
@@ -214,9 +233,11 @@ class EagleSource(StateSource):
             self._trunk.update(zip(cells, states, strict=True))
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow `advance`: the root's row stays, those of accepted drafts go: they were read with own states."""
-        self._own = {}
-        self.reader.commit(trunk[:1], (), forest)
+        """Follow `advance`: rows that had the target's states stay, as the root's; those that had own ones go."""
+        right, self._own = self._right, {}
+        joined = list(takewhile(right.__contains__, trunk))
+        self.reader.commit(joined, [node if node in right else TRUNK for node in kept], forest)
+        self._right = {new for new, node in enumerate(kept) if node in right}
 
 
 @dataclass(slots=True)
@@ -236,9 +257,8 @@ class StateDrafter(Drafter):
 
     def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         if len(forest.trunk) < self.source.before:  # there is nothing to read
-            propose.complete(forest)
-        else:
-            yield from self.drafter.draft(forest, depth, limit, propose)
+            limit = 0
+        yield from self.drafter.draft(forest, depth, limit, propose)
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         self.source.take(trunk, kept, forest, target.read)
@@ -252,3 +272,19 @@ class StateDrafter(Drafter):
 
     def finish(self, forest: Forest) -> None:
         self.drafter.finish(forest)
+
+
+def source_of(session: Session, target: Session) -> Source:
+    """Draft logits of the model of `session`: an EAGLE head or an exit over the target's states, or any other model."""
+    reads, layers = (getattr(session.model, name, None) for name in ("reads", "layers"))
+    if reads is not None:
+        return EagleSource(target, session, tuple(reads))
+    if isinstance(layers, int) and not isinstance(session, SharedSession):
+        return ExitSource(target, session, (layers,))
+    return session
+
+
+def drafting(make: Callable[[Source], Drafter], session: Session, target: Session) -> Drafter:
+    """The drafter that `make` makes of a session's `source_of`."""
+    source = source_of(session, target)
+    return StateDrafter(make(source), source) if isinstance(source, StateSource) else make(source)

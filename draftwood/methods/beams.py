@@ -14,7 +14,7 @@ from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
-from draftwood.methods.sources import ExitDraftable
+from draftwood.methods.sources import SourcedMethod
 from draftwood.runtime.session import Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
@@ -75,7 +75,7 @@ class PlainBeamSampling(BeamSamplingMethod):
         return Parts(NoDrafter(), self.verifier(), Fixed(0), self.ranking)
 
 
-class DynamicWidth(ExitDraftable, BeamSamplingMethod):
+class DynamicWidth(SourcedMethod, BeamSamplingMethod):
     """DSBD (Qin et al. 2025): dynamic-width speculative beam decoding."""
 
     name = "dsbd"
@@ -122,13 +122,8 @@ class DynamicWidth(ExitDraftable, BeamSamplingMethod):
         def make(source: Source) -> BeamDrafter:
             return BeamDrafter(source, self.draft_width, self.replacement, self.warp, self.root_weights)
 
-        drafter = self.drafting(make, drafts, target)
-        return Parts(
-            drafter,
-            self.verifier(),
-            controller(self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False),
-            self.ranking,
-        )
+        depth = controller(self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False)
+        return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)
 
 
 class PlainBeamSearch(BeamMethod):
@@ -167,7 +162,7 @@ class PlainBeamSearch(BeamMethod):
             )
 
 
-class SpeculativeBeamSearch(PlainBeamSearch):
+class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
     """Beam search with drafted layers: the same output as `beam-search`, in fewer target forwards (spec §3)."""
 
     name = "speculative-beam-search"
@@ -186,10 +181,9 @@ class SpeculativeBeamSearch(PlainBeamSearch):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         wide = self.draft_width or self.width
-        drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
-        return Parts(
-            drafter,
-            self.verifier(),
-            controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False),
-            self.ranking,
-        )
+
+        def make(source: Source) -> BeamDrafter:
+            return BeamDrafter(source, wide, root_weights="target", search=BeamSearch(wide))
+
+        depth = controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False)
+        return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)

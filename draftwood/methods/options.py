@@ -83,7 +83,7 @@ def controller(
     `hidden`: whether hidden states are given.
 
     A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
-    times as many. `lookup`: whether lookup drafts too, or alone.
+    times as many. `lookup`: whether lookup drafts too, or alone where there are no `drafts`.
     """
     settings = parse_depth(depth)
     most = UNCAPPED if most is None else most
@@ -94,7 +94,7 @@ def controller(
     else:
         made = settings.build(most)
     if isinstance(made, Auto):
-        made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts)
+        made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts) or not lookup
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.core.shape import Shape
-from draftwood.draft import ConfidentDrafter, Drafter, EagleSource, ModelDrafter, StateDrafter
+from draftwood.draft import ConfidentDrafter, Drafter, ModelDrafter, drafting
 from draftwood.draft.base import Source
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Chain, Depth, Mixed, Widths, check_rows, controller, listed
 from draftwood.methods.sequences import LOSSLESS, RULES, DrawnMethod, OneHypothesis, suffix_lookup
-from draftwood.methods.sources import Exit, from_exit
+from draftwood.methods.sources import Exit, Head, Skip, eagle_heads, skipped_target
 from draftwood.models.base import CausalModel
-from draftwood.models.heads import eagle, medusa
 from draftwood.models.heads import exit as exits
-from draftwood.models.heads.eagle_head import StateReader
-from draftwood.models.heads.skip import Skipped, load, skipping
+from draftwood.models.heads import medusa
+from draftwood.models.heads.skip import Skipped
 from draftwood.runtime.session import Session
 from draftwood.verify import GreedyText, Typical, Verifier
 
@@ -68,7 +66,7 @@ class EarlyExit(DrawnMethod):
 
         most = len(self.tree) if self.tree else self.gamma
         depth = controller(self.depth, most, drafts, target, widths, lookup=self.lookup)
-        return Parts(from_exit(make, drafts, target), self.verifier(), depth)
+        return Parts(drafting(make, drafts[0], target), self.verifier(), depth)
 
 
 def _layers(value: object) -> object:
@@ -91,10 +89,7 @@ class SelfSpeculative(DrawnMethod):
     name = "self-spec"
     summary = "the target drafts for itself with some of its sublayers skipped"
 
-    skip: Annotated[str | None, FILE] = Field(
-        default=None,
-        description="file of `draftwood tune skip`; null: that next to the weights, else every other layer",
-    )
+    skip: Skip = None
     attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
     mlp: Layers = Field(default=None, description="layers whose MLP is skipped")
     gamma: Chain = 8
@@ -112,11 +107,8 @@ class SelfSpeculative(DrawnMethod):
         return "skip", self.skip, self.attention, self.mlp
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        if self.attention is not None or self.mlp is not None:
-            skipped: Skipped | None = Skipped(self.attention or (), self.mlp or ())
-        else:
-            skipped = None if self.skip is None else load(Path(self.skip), target)
-        return [skipping(target, skipped)]
+        named = self.attention is not None or self.mlp is not None
+        return [skipped_target(target, self.skip, Skipped(self.attention or (), self.mlp or ()) if named else None)]
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
@@ -224,11 +216,7 @@ class Eagle(DrawnMethod):
     name = "eagle"
     summary = "a chain or confidence tree from a trained head on the target's hidden states"
 
-    head: Annotated[str | None, FILE] = Field(
-        default=None,
-        min_length=1,
-        description="directory of the target's head; null: the one given as a draft, else the one next to its weights",
-    )
+    head: Head = None
     gamma: Chain = 12
     width: int = Field(default=1, ge=1, le=256, description="most paths per layer; 1: a chain")
     nodes: int = Field(default=24, ge=1, lt=MOST_ROWS, description="of a tree: most drafts per round")
@@ -254,13 +242,13 @@ class Eagle(DrawnMethod):
         return "eagle", self.head
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        given = [model for model in drafts if hasattr(model, "reads")]
-        return given[:1] if given and self.head is None else [eagle.find(target, self.head)]
+        return eagle_heads(target, self.head, drafts)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        source = EagleSource(target, drafts[0], cast(StateReader, drafts[0].model).reads)
-        drafter: Drafter = ModelDrafter([source], lookup=suffix_lookup(self.lookup))
-        if self.width > 1:
-            drafter = ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")
+        def make(source: Source) -> Drafter:
+            if self.width > 1:
+                return ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")
+            return ModelDrafter([source], lookup=suffix_lookup(self.lookup))
+
         depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1), lookup=self.lookup)
-        return Parts(StateDrafter(drafter, source), self.verifier(), depth)
+        return Parts(drafting(make, drafts[0], target), self.verifier(), depth)

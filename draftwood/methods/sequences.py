@@ -24,7 +24,7 @@ from draftwood.methods.options import (
     check_rows,
     controller,
 )
-from draftwood.methods.sources import ExitDraftable
+from draftwood.methods.sources import SourcedMethod
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, KSeq, LongestPath, Rejection, Traversal, Verifier
 
@@ -182,7 +182,7 @@ class SpecInfer(SequenceMethod):
         return Parts(ModelDrafter(drafts, self.expansion, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
 
 
-class MultiCandidate(ExitDraftable, SequenceMethod):
+class MultiCandidate(SourcedMethod, SequenceMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"
@@ -222,6 +222,8 @@ class MultiCandidate(ExitDraftable, SequenceMethod):
         of_target(self.verify, self.initial, self.replacement)
         if self.initial > 1 and self.lookup:
             raise ValueError("lookup goes on from one token, but a round begins with several; use initial 1")
+        if self.lookup and self.drafter == "lookup":
+            raise ValueError("drafter=lookup draws from the text what lookup=true copies from it; leave one out")
         if self.verify == "kseq" and not (self.replacement and self.draws == "sampled"):
             raise ValueError("verify=kseq judges independent draws; set replacement=true and draws=sampled")
         if self.draws == "greedy" and (self.replacement or self.verify == "coupled"):

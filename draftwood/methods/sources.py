@@ -1,16 +1,19 @@
-"""Where drafts come from: a draft model, or an exit of the target itself."""
+"""Where drafts come from: a draft model, an exit, a head, the target with sublayers skipped, n-grams of the text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, cast
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from draftwood.draft import Drafter, ExitSource, StateDrafter
+from draftwood.draft import Drafter, NgramSource, drafting
 from draftwood.draft.base import Source
+from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import eagle, skip
 from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
@@ -19,37 +22,85 @@ Exit = Annotated[
     FILE,
     Field(min_length=1, description="directory of the target's exit layer; null: the one next to its weights"),
 ]
+Head = Annotated[
+    str | None,
+    FILE,
+    Field(
+        min_length=1,
+        description="directory of the target's head; null: one given as a draft, else that next to its weights",
+    ),
+]
+Skip = Annotated[
+    str | None,
+    FILE,
+    Field(description="file of `draftwood tune skip`; null: that next to the weights, else every other layer"),
+]
 
 
-def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
-    """A drafter that drafts from the target's exit, whose session is `drafts[0]`."""
-    source = ExitSource(target, drafts[0], (cast(exits.ExitModel, drafts[0].model).layers,))
-    return StateDrafter(make(source), source)
+def eagle_heads(target: CausalModel, head: str | None, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+    """The head of a directory; None: the one that was loaded as a draft, else the one next to the target's weights."""
+    given = [model for model in drafts if hasattr(model, "reads")]
+    return given[:1] if given and head is None else [eagle.find(target, head)]
 
 
-class ExitDraftable(Method):
-    """A method of one draft model, which an exit of the target may stand for."""
+def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped | None = None) -> CausalModel:
+    """The target without the sublayers that are named, or that a file names."""
+    return skip.skipping(target, skip.load(Path(file), target) if file is not None else skipped)
 
-    drafter: Literal["model", "exit"] = Field(default="model", description="a draft model, or an exit of the target")
+
+class SourcedMethod(Method):
+    """A method that drafts from whatever has draft logits after a node (`draft.base.Source`)."""
+
+    FROM: ClassVar[dict[str, str]] = {"exit": "exit", "eagle": "head", "skip": "skip"}  # drafter -> option of its file
+
+    drafter: Literal["model", "exit", "eagle", "skip", "lookup"] = Field(
+        default="model",
+        description="a draft model; of the target an exit, an EAGLE head, or itself with sublayers skipped; or counts "
+        "of n-grams in the text",
+    )
     exit: Exit = None
+    head: Head = None
+    skip: Skip = None
 
     @model_validator(mode="after")
-    def _exit_is_used(self) -> ExitDraftable:
-        if self.exit is not None and self.drafter != "exit":
-            raise ValueError("exit names an exit layer, but drafter is model; say drafter=exit")
+    def _file_is_used(self) -> SourcedMethod:
+        for drafter, option in self.FROM.items():
+            if getattr(self, option) is not None and self.drafter != drafter:
+                raise ValueError(
+                    f"{option} names what drafter={drafter} drafts from, but drafter is {self.drafter}; "
+                    f"say drafter={drafter}"
+                )
         return self
 
     @property
     def drafts_needed(self) -> tuple[int, int]:
-        return (0, 0) if self.drafter == "exit" else self.draft_models
+        return self.draft_models if self.drafter == "model" else (0, 0)
 
     @property
     def drafts_from(self) -> object:
-        return ("exit", self.exit) if self.drafter == "exit" else self
+        """What methods with the same source of their own have."""
+        if self.drafter == "skip":
+            return "skip", self.skip, None, None
+        return (self.drafter, getattr(self, self.FROM[self.drafter])) if self.drafter in self.FROM else self
+
+    def check_drafts(self, count: int) -> None:
+        if count < self.drafts_needed[0]:
+            *others, last = get_args(type(self).model_fields["drafter"].annotation)[1:]
+            raise ConfigurationError(
+                f"method {self.name} needs a draft model; name one with --draft, or load(target, draft=...), or say "
+                f"what else drafts: drafter={', '.join(others)} or {last}"
+            )
+        super().check_drafts(count)
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        return [exits.find(target, self.exit)] if self.drafter == "exit" else super().models(target, drafts)
+        if self.drafter == "exit":
+            return [exits.find(target, self.exit)]
+        if self.drafter == "eagle":
+            return eagle_heads(target, self.head, drafts)
+        if self.drafter == "skip":
+            return [skipped_target(target, self.skip)]
+        return super().models(target, drafts) if self.drafter == "model" else ()
 
     def drafting(self, make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
         """The drafter that `make` makes of where drafts come from."""
-        return from_exit(make, drafts, target) if self.drafter == "exit" else make(drafts[0])
+        return drafting(make, drafts[0], target) if drafts else make(NgramSource(target.model))

@@ -52,6 +52,8 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
 ]
 MORE_OPTIONS: list[dict[str, Any]] = [
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
+    *({"name": "dsbd", "drafter": each, "draft_width": 3, "gamma": 2} for each in ("exit", "eagle", "skip", "lookup")),
+    *({"name": "speculative-beam-search", "drafter": each} for each in ("exit", "eagle", "skip", "lookup")),
     {"name": "speculative", "gamma": 3},
     {"name": "specinfer", "expansion": [2, 1]},
     {"name": "mcsd", "tree": [2, 2]},
@@ -74,6 +76,7 @@ def nothing() -> None:
 )
 def test_lossless_methods_pass(options: dict[str, Any]) -> None:
     seldom = options.get("verify") == "coupled" or (options["name"] == "dsbd" and "gamma" in options)
+    seldom |= options.get("drafter") == "skip"
     found = certificate(options, ENOUGH if seldom else SMALL)
     assert found.verdict == found.checks[0].verdict == "PASS", found.as_dict()
     assert all(check.reason for check in found.checks)

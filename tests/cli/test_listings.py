@@ -58,7 +58,7 @@ def test_types_of_options(command: Command) -> None:
         "replacement": "true or false",
         "depth": "text",
         "verify": "traversal or rejection or kseq or coupled or longest or longest-root",
-        "drafter": "model or exit",
+        "drafter": "model or exit or eagle or skip or lookup",
     }
     assert wanted.items() <= types.items()
 
@@ -68,7 +68,8 @@ def test_own_options_come_first(command: Command) -> None:
     assert names[:2] == ["draft_width", "gamma"] and names[-2:] == ["n_best", "length_penalty"]
     assert "--method dsbd --set draft_width=6" in command("methods", "dsbd").out
     names = [option["name"] for option in command("methods", "speculative-beam-search", "--json").document["options"]]
-    assert names == ["draft_width", "gamma", "depth", "width", "early_stopping", "n_best", "length_penalty"]
+    assert names[:3] == ["draft_width", "gamma", "depth"]
+    assert names[-4:] == ["width", "early_stopping", "n_best", "length_penalty"]
 
 
 def test_unknown_method(command: Command) -> None:

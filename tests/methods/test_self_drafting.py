@@ -18,11 +18,11 @@ from torch import Tensor
 
 from draftwood import ConfigurationError, Engine, Method, ModelError, SamplingParams, TabularModel
 from draftwood.draft.heads import likeliest, regular, sparse
-from draftwood.methods import self_drafting
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.compiled import Compiled
 from draftwood.models.heads import medusa as trained
+from draftwood.models.heads import skip
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped
 from draftwood.verify import tree
@@ -314,8 +314,8 @@ def test_options_that_load_nothing_share_what_was_loaded(monkeypatch: pytest.Mon
     asked: list[object] = []
     target = decoder(3)
     monkeypatch.setattr(trained, "find", lambda target, where: asked.append(where) or Heads.of(target, 2))
-    skipping = self_drafting.skipping
-    monkeypatch.setattr(self_drafting, "skipping", lambda target, s: asked.append(s) or skipping(target, s))
+    skipping = skip.skipping
+    monkeypatch.setattr(skip, "skipping", lambda target, s: asked.append(s) or skipping(target, s))
     engine = Engine(target)
     for options in (
         *({"name": "medusa", **more} for more in ({}, {"tree": [2, 1]}, {"nodes": 3}, {"heads": "a"}, {"heads": "a"})),

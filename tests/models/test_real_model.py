@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import eagle_heads
 import gguf
 import pieces
 import pytest
@@ -19,7 +20,7 @@ import torch
 from checkpoint_files import ours, theirs
 from family_models import chain
 from native_library import needs_native
-from test_native_bits import beams, text, walk_together
+from test_native_bits import beams, hypotheses, text, walk_together
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -167,3 +168,24 @@ def test_methods_change_no_bit(engine: Engine) -> None:
 @needs_native
 def test_drafted_beam_search_changes_no_bit(engine: Engine) -> None:
     beams(engine, PROMPTS, 8)
+
+
+@needs_native
+@pytest.mark.parametrize("drafter", ["skip", "lookup", "eagle"])
+def test_beams_that_need_no_draft_model_change_no_bit(drafter: str, engine: Engine, tmp_path: Path) -> None:
+    """A checkpoint without a smaller sibling: width 4, alone and in a batch; the head's weights are random."""
+    options: dict[str, Any] = {"width": 4, "n_best": 4}
+    method = {"name": "speculative-beam-search", "drafter": drafter, "draft_width": 8, **options}
+    if drafter == "eagle":
+        shape = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+        raw = eagle_heads.config(draft_vocab_size=512, eagle_aux_hidden_state_layer_ids=[3, 15, 27])
+        raw["transformer_layer_config"] |= {**shape, "vocab_size": engine.target.vocab_size}
+        eagle_heads.write(tmp_path, raw)
+        method["head"] = str(tmp_path)
+    plains = [engine.generate(each, {"name": "beam-search", **options}, max_new_tokens=12) for each in PROMPTS]
+    found = [engine.generate(each, method, max_new_tokens=12) for each in PROMPTS]
+    together = engine.batch(PROMPTS, 3, method=method, max_new_tokens=12)
+    for plain, *drafted in zip(plains, found, together, strict=True):
+        assert all(hypotheses(each) == hypotheses(plain) for each in drafted)
+    assert all(result.metrics.drafted for result in found)
+    assert drafter == "eagle" or sum(round_.depth_accepted for result in found for round_ in result.rounds)
