@@ -101,6 +101,7 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
             f"{directory} was made for a target {config.hidden_size} wide, but this one is {width} wide; give a head "
             "of this target"
         )
+    whose = fingerprint(target)  # reads embeddings, which are not on the meta device
     with torch.device("meta"):
         made = EagleHead(
             config,
@@ -110,7 +111,7 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
             outer,
             norm_first=bool(raw.get("norm_before_residual", False)),
             fused_norm=bool(raw.get("norm_before_fc", False)),
-            target=fingerprint(target),
+            target=whose,
         )
     made.words = words
     shapes = {name: part.shape for name, part in made.named_parameters() if name != "decoder.embed.weight"}
