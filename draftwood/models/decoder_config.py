@@ -36,6 +36,7 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     norm: str = "rms"  # of functions.NORMS
     pre_norm: bool = True  # norms before mixer and feed-forward
     post_norm: bool = False  # norms behind them, before the sums

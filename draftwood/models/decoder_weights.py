@@ -47,7 +47,7 @@ class DecoderWeights(nn.Module):
         each = [self.local.layer(number) for number in range(self.n_layers)]
         self.layers = nn.ModuleList(Layer(layer, parallel) for layer in each)
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
-        self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=False)
+        self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=config.head_bias)
         if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
         rotaries: dict[Any, Rotary] = {}

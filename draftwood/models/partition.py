@@ -80,7 +80,7 @@ class Parallel:
         all_rows = (slice(0, shape[0]),)
         if kind in ("embed.weight", "position.weight"):
             return ParameterPart(all_rows) if self.drives else None
-        if kind == "head.weight":
+        if module == "head":
             return ParameterPart((self.words(shape[0]),))
         if module == "qkv":
             queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim

@@ -161,6 +161,49 @@ VARIANTS |= {
     ),
     "gpt_oss": ("gpt_oss", {**LOCAL, "sliding_window": 4, "swiglu_limit": 0.8}),
 }
+WHOLE = {**SHAPE, "num_key_value_heads": 4}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}
+HALF = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+VARIANTS |= {
+    "smollm3": ("smollm3", {**SHAPE, "no_rope_layer_interval": 2}),
+    "smollm3_windows": (
+        "smollm3",
+        {**SHAPE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.8}),
+    "olmo2": ("olmo2", SHAPE),
+    "olmo3": (
+        "olmo3",
+        {**SHAPE, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": {FULL: YARN}},
+    ),
+    "granite": (
+        "granite",
+        {
+            **SHAPE,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "seed_oss": ("seed_oss", {**SHAPE, "head_dim": 12}),
+    "arcee": ("arcee", SHAPE),
+    "hunyuan": ("hunyuan_v1_dense", {**SHAPE, "head_dim": 8, "rope_parameters": ALPHA}),
+    "exaone4": ("exaone4", {**SHAPE, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "exaone4_whole": ("exaone4", {**SHAPE, "sliding_window": None, "layer_types": [FULL] * 3}),
+    "ernie4_5": ("ernie4_5", {**SHAPE, "head_dim": 12, "use_bias": True}),
+    "helium": ("helium", {**WHOLE, "head_dim": 8}),
+    "glm": ("glm", {**SHAPE, "head_dim": 8}),
+    "glm4": ("glm4", {**SHAPE, "head_dim": 8}),
+    "cohere": ("cohere", {**SHAPE, "logit_scale": 2.0}),
+    "cohere2": ("cohere2", {**SHAPE, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "logit_scale": 2.0}),
+    "phi": ("phi", {**SHAPE, "rope_parameters": HALF}),
+    "stablelm": ("stablelm", {**SHAPE, "use_qkv_bias": True, "rope_parameters": HALF}),
+    "gpt_neox": ("gpt_neox", {**WHOLE, "rope_parameters": HALF}),
+    "gpt_neox_serial": ("gpt_neox", {**WHOLE, "use_parallel_residual": False, "rope_parameters": HALF}),
+    "starcoder2": ("starcoder2", {**SHAPE, "sliding_window": 5}),
+    "nemotron": ("nemotron", {**SHAPE, "head_dim": 8, "rope_parameters": HALF}),
+}
 FIRST = {kind: name for name, (kind, _) in reversed(VARIANTS.items())}  # the first variant of each family
 PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 

@@ -120,6 +120,8 @@ class ParameterReader:
         Where the parameter will be packed (`packable`), it is a view of the file if possible.
         """
         tensors, (sources, turned) = self.tensors, sources_of(self.tensors, self.family, name, shape)
+        if not sources:
+            return torch.ones(piece.shape(shape), dtype=self.dtype, device=self.device)
         if piece.silent:
             return torch.zeros(piece.shape(shape), dtype=self.dtype, device=self.device)
         order = self.family.order(name, self.config)
@@ -161,6 +163,8 @@ def sources_of(
 ) -> tuple[list[tuple[str, list[int]]], bool]:
     """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
     sources = family.sources(name)
+    if not sources:  # ones: the family has no such weights
+        return [], False
     shapes = [tensors.shape(source) for source in sources]
     turned = pattern_of(name) in family.transposed
     if turned:

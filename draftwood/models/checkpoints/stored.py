@@ -81,7 +81,7 @@ def _no_embeddings(tensors: Tensors, family: Family) -> None:
 def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Iterable[str]) -> None:
     """Raise ModelError for a tensor of the file that no parameter uses; tensors of layers beyond the last may stay."""
     read = {sliced(name)[0] for parameter in (*parameters, HEAD_WEIGHT) for name in family.sources(parameter)}
-    before = family.names["layers.{i}.mixer.norm"][0].partition("{i}")[0]
+    before = family.names["layers.{i}.mixer.o.weight"][0].partition("{i}")[0]
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
         if name in read or HARMLESS_TENSORS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):

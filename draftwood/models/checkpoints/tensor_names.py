@@ -31,7 +31,7 @@ LLAMA: Names = {
     **_both("layers.{i}.feed.down", f"{_LAYER}.mlp.down_proj"),
 }
 
-_HEAD_NORMS: Names = {
+HEAD_NORMS: Names = {
     "layers.{i}.mixer.q_norm": ("model.layers.{i}.self_attn.q_norm.weight",),
     "layers.{i}.mixer.k_norm": ("model.layers.{i}.self_attn.k_norm.weight",),
 }
@@ -54,7 +54,7 @@ EAGLE: Names = {
     **{f"decoder.layers.{{i}}.mixer.{x}_norm": (f"{_HEAD_LAYER}.self_attn.{x}_norm.weight",) for x in "qk"},
 }
 
-QWEN_3: Names = {**LLAMA, **_HEAD_NORMS}
+QWEN_3: Names = {**LLAMA, **HEAD_NORMS}
 
 PHI_3: Names = {
     **LLAMA,
@@ -69,7 +69,7 @@ GEMMA_2: Names = {
     "layers.{i}.feed.post_norm": ("model.layers.{i}.post_feedforward_layernorm.weight",),
 }
 
-GEMMA_3: Names = {**GEMMA_2, **_HEAD_NORMS}
+GEMMA_3: Names = {**GEMMA_2, **HEAD_NORMS}
 
 
 _OPT_LAYER = "model.decoder.layers.{i}"

@@ -137,7 +137,10 @@ def test_damage_is_refused_in_one_sentence_that_names_it(
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "mixture": ({"expert_count": 8}, "is a mixture of experts, which is not supported; give a dense model"),
     "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.factor is None; convert the model again"),
-    "rotary": ({"rope.scaling.type": "spiral"}, "rotary scaling 'spiral' is not supported; supported are default, lin"),
+    "rotary": (
+        {"rope.scaling.type": "spiral"},
+        "rotary scaling 'spiral' is not supported; supported are def",
+    ),
     "rotary part": ({"rope.dimension_count": 4}, "partial_rotary_factor is not supported for this family"),
     "per layer": ({"attention.head_count_kv": [2, 1]}, r"head_count_kv differs from layer to layer \(\[2, 1\]\)"),
     "text": ({"context_length": "long"}, "llama.context_length is 'long', but must be a positive whole number"),

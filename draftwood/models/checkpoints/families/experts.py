@@ -8,6 +8,7 @@ from torch import Tensor
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families.dense import granite_multipliers
 from draftwood.models.checkpoints.families.family import (
     attention_bias,
     in_windows,
@@ -17,6 +18,7 @@ from draftwood.models.checkpoints.families.family import (
     renamed,
     shape_of,
     sliding_window,
+    usual_rope,
 )
 from draftwood.models.checkpoints.families.llama import qwen_windows
 from draftwood.models.checkpoints.tensor_names import LLAMA, QWEN_3, Names
@@ -146,13 +148,8 @@ def mixtral(raw: Raw) -> DecoderConfig:
     keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
     experts = ExpertsConfig(**_experts(raw, 8, 2, shape["intermediate_size"]), normalised=True)
     return DecoderConfig(
-        **llama_like(_with_theta(raw, 1e6), shape, 131072, 1e-5), window=sliding_window(raw, None), experts=experts
+        **llama_like(usual_rope(raw, 1e6), shape, 131072, 1e-5), window=sliding_window(raw, None), experts=experts
     )
-
-
-def _with_theta(raw: Raw, theta: float) -> Raw:
-    """A config whose rotary base is `theta` where it does not say."""
-    return {**raw, "rope_theta": raw["rope_theta"] if raw.get("rope_theta") is not None else theta}
 
 
 def olmoe(raw: Raw) -> DecoderConfig:
@@ -166,16 +163,6 @@ def olmoe(raw: Raw) -> DecoderConfig:
     return DecoderConfig(**llama_like(raw, shape, 4096, 1e-5), **attention_bias(raw), experts=experts, qk_norm="whole")
 
 
-def granite_multipliers(raw: Raw, width: int) -> Raw:
-    """The multipliers of embeddings, attention scores, residual sums and logits that Granite was trained with."""
-    return {
-        "embedding_scale": keys.positive_number(raw, "embedding_multiplier", 1.0),
-        "attention_scale": keys.positive_number(raw, "attention_multiplier", 1.0),
-        "residual_multiplier": keys.positive_number(raw, "residual_multiplier", 1.0),
-        "logit_scale": 1 / keys.positive_number(raw, "logits_scaling", 1.0),
-    }
-
-
 def granitemoe(raw: Raw) -> DecoderConfig:
     no_windows(raw)
     raw = renamed(raw, num_local_experts="num_experts")
@@ -185,7 +172,7 @@ def granitemoe(raw: Raw) -> DecoderConfig:
     return DecoderConfig(
         **llama_like(raw, shape, 2048),
         **attention_bias(raw),
-        **granite_multipliers(raw, shape["hidden_size"]),
+        **granite_multipliers(raw),
         experts=experts,
     )
 
@@ -215,10 +202,8 @@ def glm4_moe(raw: Raw) -> DecoderConfig:
         raise ModelError(f"first_k_dense_replace is {short_repr(dense)}, but must be a whole number")
     layers = shape["num_hidden_layers"]
     bias = keys.flag(raw, "attention_bias", False)
-    if rope := keys.rope_object(raw):
-        raw = {**raw, "rope_parameters": {"partial_rotary_factor": 0.5, **rope}, "rope_scaling": None}
     return DecoderConfig(
-        **llama_like({"partial_rotary_factor": 0.5, **raw}, shape, 131072, 1e-5, partial=True),
+        **llama_like(usual_rope(raw, part=0.5), shape, 131072, 1e-5, partial=True),
         **_where(experts, [layer >= dense for layer in range(layers)], {}),
         qkv_bias=bias,
         qk_norm="one" if keys.flag(raw, "use_qk_norm", False) else None,

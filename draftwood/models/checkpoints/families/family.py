@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
@@ -124,6 +125,28 @@ def llama_like(
         "hidden_act": keys.activation(raw, "hidden_act", activation),
         "tie_word_embeddings": keys.flag(raw, "tie_word_embeddings", tied),
     }
+
+
+def usual_rope(raw: Raw, theta: float | None = None, part: float | None = None) -> Raw:
+    """A config with a family's own rotary base, or part of the heads that is rotated, where it does not say."""
+    usual = {"rope_theta": theta, "partial_rotary_factor": part}
+    return {**{key: value for key, value in usual.items() if value and raw.get(key) is None}, **_said(raw)}
+
+
+def _said(raw: Raw) -> Raw:
+    """The keys of a config that are not null."""
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def halves_of_pairs(config: DecoderConfig) -> Tensor:
+    """The order of rows of queries, keys and values of which neighbouring components are rotated together."""
+    heads, dim, turned = config.num_attention_heads + config.num_key_value_heads, config.head_dim, config.rotated
+    one = torch.cat((torch.arange(turned).view(-1, 2).T.reshape(-1), torch.arange(turned, dim)))
+    both = (torch.arange(heads)[:, None] * dim + one).reshape(-1)
+    return torch.cat((both, torch.arange(config.num_key_value_heads * dim) + heads * dim))
+
+
+PAIRS: Mapping[str, Order] = {f"layers.{{i}}.mixer.qkv.{x}": halves_of_pairs for x in ("weight", "bias")}
 
 
 def attention_bias(raw: Raw) -> Raw:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood.models.checkpoints.families import experts, gemma, gpt, llama
-from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, llama, parallel
+from draftwood.models.checkpoints.families.family import PAIRS, Family
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
 FAMILIES: dict[str, Family] = {
@@ -34,4 +34,24 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
     "glm4_moe": Family(experts.glm4_moe, experts.GLM_4_MOE),
     "gpt_oss": Family(experts.gpt_oss, experts.GPT_OSS, "model.", experts.STACKED, experts.GPT_OSS_ORDERS),
+    "smollm3": Family(dense.smollm3, LLAMA),
+    "olmo": Family(dense.olmo, dense.OLMO),
+    "olmo2": Family(dense.olmo2, dense.OLMO_2),
+    "olmo3": Family(dense.olmo3, dense.OLMO_2),
+    "granite": Family(dense.granite, LLAMA),
+    "seed_oss": Family(dense.seed_oss, LLAMA),
+    "arcee": Family(dense.arcee, dense.ARCEE),
+    "hunyuan_v1_dense": Family(dense.hunyuan, dense.HUNYUAN),
+    "exaone4": Family(dense.exaone4, dense.OLMO_2),
+    "ernie4_5": Family(dense.ernie4_5, LLAMA, orders=PAIRS),
+    "helium": Family(dense.helium, LLAMA, orders=PAIRS),
+    "glm": Family(dense.glm, dense.GLM, orders=PAIRS),
+    "glm4": Family(dense.glm4, dense.GLM_4, orders=PAIRS),
+    "cohere": Family(parallel.cohere, parallel.COHERE, orders=PAIRS),
+    "cohere2": Family(parallel.cohere2, parallel.COHERE, orders=PAIRS),
+    "phi": Family(parallel.phi, parallel.PHI),
+    "stablelm": Family(parallel.stablelm, parallel.STABLELM),
+    "gpt_neox": Family(parallel.gpt_neox, parallel.GPT_NEOX, "gpt_neox.", orders=parallel.GPT_NEOX_ORDERS),
+    "starcoder2": Family(parallel.starcoder2, parallel.STARCODER_2),
+    "nemotron": Family(parallel.nemotron, parallel.NEMOTRON),
 }

@@ -1,0 +1,177 @@
+"""Families with layer norms, most of whose attention and MLP read the same rows: Cohere, Phi, GPT-NeoX and others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.models.checkpoints import config_keys as keys
+from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families.family import (
+    attention_bias,
+    layer_windows,
+    llama_like,
+    no_windows,
+    shape_of,
+    sliding_window,
+    usual_rope,
+)
+from draftwood.models.checkpoints.tensor_names import LLAMA, Names
+from draftwood.models.decoder_config import DecoderConfig, per_layer
+
+_LAYER = "model.layers.{i}"
+
+
+def _norms(first: str, second: str, last: str) -> Names:
+    """Weights and biases of a layer's norms and of the last one."""
+    places = {"layers.{i}.mixer.norm": first, "layers.{i}.feed.norm": second, "norm": last}
+    return {
+        **{key: (f"{name}.weight",) for key, name in places.items()},
+        **{f"{key}_bias": (f"{name}.bias",) for key, name in places.items()},
+    }
+
+
+def _mlp(up: str, down: str) -> Names:
+    places = {"up": up, "down": down}
+    return {f"layers.{{i}}.feed.{k}.{x}": (f"{name}.{x}",) for k, name in places.items() for x in ("weight", "bias")}
+
+
+COHERE: Names = {**LLAMA, "layers.{i}.feed.norm": (f"{_LAYER}.input_layernorm.weight",)}  # one norm for both
+PHI: Names = {
+    **LLAMA,
+    "head.bias": ("lm_head.bias",),
+    **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.final_layernorm"),
+    **{f"layers.{{i}}.mixer.o.{x}": (f"{_LAYER}.self_attn.dense.{x}",) for x in ("weight", "bias")},
+    **_mlp(f"{_LAYER}.mlp.fc1", f"{_LAYER}.mlp.fc2"),
+}
+STABLELM: Names = {**LLAMA, **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.norm")}
+STARCODER_2: Names = {**STABLELM, **_mlp(f"{_LAYER}.mlp.c_fc", f"{_LAYER}.mlp.c_proj")}
+NEMOTRON: Names = {**STABLELM, **_mlp(f"{_LAYER}.mlp.up_proj", f"{_LAYER}.mlp.down_proj")}
+_NEOX = "gpt_neox.layers.{i}"
+GPT_NEOX: Names = {
+    "embed.weight": ("gpt_neox.embed_in.weight",),
+    "head.weight": ("embed_out.weight",),
+    **_norms(f"{_NEOX}.input_layernorm", f"{_NEOX}.post_attention_layernorm", "gpt_neox.final_layer_norm"),
+    **{f"layers.{{i}}.mixer.qkv.{x}": (f"{_NEOX}.attention.query_key_value.{x}",) for x in ("weight", "bias")},
+    **{f"layers.{{i}}.mixer.o.{x}": (f"{_NEOX}.attention.dense.{x}",) for x in ("weight", "bias")},
+    **_mlp(f"{_NEOX}.mlp.dense_h_to_4h", f"{_NEOX}.mlp.dense_4h_to_h"),
+}
+
+
+def heads_together(config: DecoderConfig) -> Tensor:
+    """The order of rows that lie as query, key and value of one head, then of the next."""
+    rows = torch.arange(3 * config.num_attention_heads * config.head_dim)
+    return rows.view(config.num_attention_heads, 3, -1).transpose(0, 1).reshape(-1)
+
+
+GPT_NEOX_ORDERS = {f"layers.{{i}}.mixer.qkv.{x}": heads_together for x in ("weight", "bias")}
+
+
+def _with_eps(raw: Raw, key: str, usual: float = 1e-5) -> Raw:
+    """A config with the epsilon of its norms under the usual key."""
+    return {**raw, "rms_norm_eps": keys.positive_number(raw, key, usual)}
+
+
+def cohere(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    keys.only(raw, "use_qk_norm", False)
+    shape = shape_of(raw, 256000, 8192, 22528, 40, 64, None, None)
+    return DecoderConfig(**_cohere_like(usual_rope(raw, 500000.0), shape))
+
+
+def _cohere_like(raw: Raw, shape: Raw) -> Raw:
+    return {
+        **llama_like(_with_eps(raw, "layer_norm_eps"), shape, 8192, tied=True),
+        **attention_bias(raw),
+        "norm": "layer_plain",
+        "joined": True,
+        "logit_scale": keys.positive_number(raw, "logit_scale", 0.0625),
+    }
+
+
+def cohere2(raw: Raw) -> DecoderConfig:
+    """Layers without a window do not rotate."""
+    shape = shape_of({**raw, "head_dim": None}, 256000, 8192, 22528, 40, 64, None, None)
+    every = keys.positive_int(raw, "sliding_window_pattern", 4)
+    windows = layer_windows(
+        raw, shape["num_hidden_layers"], sliding_window(raw, 4096), lambda layer: (layer + 1) % every != 0
+    )
+    rotated = [None if window else 0 for window in windows]
+    return DecoderConfig(**_cohere_like(raw, shape), layers=per_layer(window=windows, rotary_dim=rotated))
+
+
+def phi(raw: Raw) -> DecoderConfig:
+    """Phi-1, 1.5 and 2; the head has a bias."""
+    no_windows(raw)
+    keys.only(raw, "qk_layernorm", False)
+    shape = shape_of(raw, 51200, 2048, 8192, 24, 32, None, None)
+    rotary = usual_rope(_with_eps(raw, "layer_norm_eps"), part=0.5)
+    return DecoderConfig(
+        **llama_like(rotary, shape, 2048, activation="gelu_new", partial=True),
+        norm="layer",
+        joined=True,
+        gated=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+    )
+
+
+def stablelm(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    keys.only(raw, "qk_layernorm", False)
+    keys.only(raw, "use_parallel_residual", False)
+    shape = shape_of({**raw, "head_dim": None}, 50304, 2560, 6912, 32, 32, 32, None)
+    rotary = usual_rope(_with_eps(raw, "layer_norm_eps"), part=0.25)
+    return DecoderConfig(
+        **llama_like(rotary, shape, 4096, partial=True), norm="layer", qkv_bias=keys.flag(raw, "use_qkv_bias", False)
+    )
+
+
+def gpt_neox(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    shape = shape_of({**raw, "head_dim": None, "num_key_value_heads": None}, 50432, 6144, 24576, 44, 64, None, None)
+    rotary = usual_rope(
+        _with_eps({**raw, "rope_theta": raw.get("rope_theta", raw.get("rotary_emb_base"))}, "layer_norm_eps"),
+        part=keys.positive_number(raw, "rotary_pct", 0.25),
+    )
+    bias = keys.flag(raw, "attention_bias", True)
+    return DecoderConfig(
+        **llama_like(rotary, shape, 2048, activation="gelu", partial=True),
+        norm="layer",
+        joined=keys.flag(raw, "use_parallel_residual", True),
+        gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=True,
+    )
+
+
+def starcoder2(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    shape = shape_of(raw, 49152, 3072, 12288, 30, 24, 2, None)
+    bias = keys.flag(raw, "use_bias", True)
+    return DecoderConfig(
+        **llama_like(_with_eps(raw, "norm_epsilon"), shape, 4096, activation="gelu_pytorch_tanh", tied=True),
+        norm="layer",
+        gated=False,
+        window=sliding_window(raw, None),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def nemotron(raw: Raw) -> DecoderConfig:
+    """Nemotron-4 and Minitron: norms multiply by 1 + weight."""
+    no_windows(raw)
+    shape = shape_of(raw, 256000, 6144, 24576, 32, 48, None, 128)
+    rotary = usual_rope(_with_eps(raw, "norm_eps"), part=0.5)
+    return DecoderConfig(
+        **llama_like(rotary, shape, 4096, activation="relu2", partial=True),
+        **attention_bias(raw),
+        norm="layer_offset",
+        gated=False,
+        mlp_bias=keys.flag(raw, "mlp_bias", False),
+    )
