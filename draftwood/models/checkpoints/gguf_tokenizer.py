@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import gguf_file, gguf_parts
+from draftwood.models.checkpoints.gguf_splits import SPLITS
 from draftwood.util.safe_parsing import short_repr
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
@@ -23,40 +24,13 @@ NAMED_TOKENS = {  # tokenizer_config.json's names and the format's roles
 UNSTRIPPED_TOKENS = ("<unk>", "<s>", "<|endoftext|>")  # other special tokens of Phi-3 take white space behind them
 END_ROLES = ("eos", "eot", "eom")  # roles of tokens that end a text or a turn
 MAX_PIECE_CHARACTERS = 256  # characters of a piece of text; published ones have at most 64
-END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
-
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+END_TEXTS = (  # as in llama.cpp
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_utterance>", "<turn|>", "<|tool_response>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "[e~["),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The rules by which byte-level BPE splits a text into pieces; tokens are merged within pieces only."""
-
-    pattern: str | None = None  # what a piece is; None: as in GPT-2
-    digits: bool = False  # each digit is a piece
-    ignore_merges: bool = False  # a piece that is a token is one, whatever the merges say
-    begins: bool = False  # a text has a beginning token, unless the file says otherwise
-    composed: bool = False  # characters are composed first (NFC)
-
-
-SPLITS = {  # by the format's names of pre-tokenizers
-    **dict.fromkeys(("gpt-2", "phi-2"), Split()),
-    **dict.fromkeys(("smollm", "starcoder"), Split(digits=True)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Split(_LLAMA_3, ignore_merges=True, begins=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Split(_LLAMA_3)),
-    "qwen2": Split(_QWEN_2, composed=True),
-    "deepseek-r1-qwen": Split(_QWEN_2),
-    "tekken": Split(_TEKKEN, ignore_merges=True, begins=True),
-}
+log = logging.getLogger(__name__)
 
 
 def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -64,13 +38,14 @@ def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     file = gguf_parts.opened(path)
     words = _Words(file)
     kind = file.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    makers = {"gpt2": words.byte_level, "llama": words.pieces, "gemma4": words.merged_pieces}
+    if kind not in makers:
         raise ModelError(
-            f"{path}: a tokenizer of the kind {short_repr(kind)} is not supported (gpt2 and llama are); "
+            f"{path}: a tokenizer of the kind {short_repr(kind)} is not supported ({', '.join(makers)} are); "
             "give the directory of the model's own tokenizer as tokenizer"
         )
     try:
-        backend, begins = words.byte_level() if kind == "gpt2" else words.pieces()
+        backend, begins = makers[kind]()
         backend.add_tokens(words.added())
         backend.post_processor = words.ends(begins)
     except ModelError:
@@ -165,23 +140,33 @@ class _Words:
     def byte_level(self) -> tuple[Tokenizer, bool]:
         """Byte-level BPE with the file's merges, and whether such texts begin with the beginning token."""
         name = self.get("pre")
+        if name is None:
+            log.warning("%s does not say how text is split; it is split as older files were", self.file.path)
+            name = "default"
         if name not in SPLITS:
             raise ModelError(
                 f"{self.file.path} splits text by {short_repr(name)}, which is not known ({', '.join(SPLITS)} are); "
                 "give the directory of the model's own tokenizer as tokenizer"
             )
         split = SPLITS[name]
-        merges = [tuple(merge.split(" ", 1)) for merge in self.file.array("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE(self.vocabulary(), merges, ignore_merges=split.ignore_merges))
-        steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
-        if split.pattern is not None:
-            steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+        tokenizer = Tokenizer(models.BPE(self.vocabulary(), self.merges(), ignore_merges=split.ignore_merges))
+        steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         if split.composed:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer, split.begins
+
+    def merges(self) -> list[tuple[str, str]]:
+        cut = ((merge, merge.index(" ", 1)) for merge in self.file.array("tokenizer.ggml.merges"))
+        return [(merge[:place], merge[place + 1 :]) for merge, place in cut]
+
+    def merged_pieces(self) -> tuple[Tokenizer, bool]:
+        """sentencepiece's pieces with the file's merges (Gemma 4)."""
+        tokenizer = self._of_pieces(self.merges())
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+        return tokenizer, True
 
     def pieces(self) -> tuple[Tokenizer, bool]:
         """sentencepiece's BPE, whose merges follow from the pieces' scores."""
@@ -193,23 +178,29 @@ class _Words:
             blank = kind == USER_DEFINED and not text.strip(SPACE_MARK)  # runs of spaces, which merge before all else
             if kind == NORMAL or blank:
                 ranks[text] = (not blank, -scores[i])
+        tokenizer = self._of_pieces(_merges(ranks))
+        if self.get("add_space_prefix", True) is True:
+            prefix = normalizers.Prepend(SPACE_MARK)
+            tokenizer.normalizer = normalizers.Sequence([prefix, tokenizer.normalizer])
+            tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", 1, 0)])
+        return tokenizer, True
+
+    def _of_pieces(self, merges: list[tuple[str, str]]) -> Tokenizer:
+        """BPE over characters, in which spaces are marks and what is not in the vocabulary is bytes."""
         tokenizer = Tokenizer(
             models.BPE(
                 self.vocabulary(),
-                _merges(ranks),
+                merges,
                 unk_token=next((text for _, text, kind in self.known if kind == UNKNOWN), None),
                 fuse_unk=True,
                 byte_fallback=BYTE in self.types,
             )
         )
-        steps: list[Any] = [normalizers.Replace(" ", SPACE_MARK)]
-        parts: list[Any] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-        if self.get("add_space_prefix", True) is True:
-            steps.insert(0, normalizers.Prepend(SPACE_MARK))
-            parts.append(decoders.Strip(" ", 1, 0))
-        tokenizer.normalizer = normalizers.Sequence(steps)
-        tokenizer.decoder = decoders.Sequence(parts)
-        return tokenizer, True
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+        return tokenizer
 
 
 def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pieces
 import pytest
 import sentencepiece
+import tokenizers
 import torch
 from checkpoint_files import ours
 from checkpoint_files import write as write_llama
@@ -22,11 +23,17 @@ from test_gguf_tokenizer import PARTS, PATTERNS, byte_level
 
 import draftwood
 from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.checkpoints.gguf_splits import SPLITS
 from draftwood.models.text.tokenizer import Tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp", exc_type=ImportError)
 pytestmark = pytest.mark.slow
 VOCAB = 320
+NAMED = "<|end|>"  # which llama.cpp takes for a special token
+BORDERS = (*(part for part in PARTS if part != NAMED), "don't", "the 1234", "カナ漢字", "한글", ".x", "Ünï")
+BORDERS += ("\r\n", "،", "।", "Armաթ")
+OTHER_LETTERS = ("tekken", "gpt-4o", "llama4", "kanana2", "minimax-m2")  # small and capital only within ASCII there
+IGNORED_CASE = ("tiny_aya", "cohere2moe")  # llama.cpp's expressions know no case
 GELU = 5e-2  # llama.cpp looks it up in float16
 FILES = {**{name: ({}, {}) for name in ("plain", "biases", "tied", "llama3", "linear")}, **FAMILIES}
 FILES["phi3"] = ({"sliding_window": None}, {})  # which llama.cpp ignores
@@ -86,6 +93,20 @@ def test_byte_level_tokens(name: str, tmp_path: Path) -> None:
     compare(gguf_files.write_words(tmp_path / "x.gguf", told), (*PARTS, "<think>"))
 
 
+@pytest.mark.parametrize("name", sorted(SPLITS.keys() - set(IGNORED_CASE)))
+def test_splits_of_texts(name: str, tmp_path: Path) -> None:
+    """Merges that were learned across all borders, so that tokens show where a text is split."""
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False, use_regex=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
+    learner.train_from_iterator(pieces.texts(2000, BORDERS, seed=1), trainer)
+    learner.decoder = tokenizers.decoders.ByteLevel()
+    told = gguf_files.byte_level(Tokenizer(learner, ""), name, bos_token_id=0, add_bos_token=False)
+    file = gguf_files.write_words(tmp_path / "x.gguf", told)
+    compare(file, BORDERS, 0.05 if name in OTHER_LETTERS else 0.005)  # letters of the latest Unicode are none there
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_pieces(prefix: bool, tmp_path: Path) -> None:
     model = sentencepiece.SentencePieceProcessor(model_proto=pieces.model("llama"))
@@ -93,9 +114,9 @@ def test_pieces(prefix: bool, tmp_path: Path) -> None:
     compare(gguf_files.write_words(tmp_path / "x.gguf", told), ("</s>", "[INST]", "<|user|>"))
 
 
-def compare(file: Path, extra: tuple[str, ...]) -> None:
+def compare(file: Path, extra: tuple[str, ...], unlike: float = 0) -> None:
     mine, model = Tokenizer.load(file), theirs(file, vocab_only=True)
-    for text in pieces.texts(500, extra):
-        text = unicodedata.normalize("NFC", text.replace("▁", " ").replace("\x00", ""))
-        if text:
-            assert mine.encode(text) == model.tokenize(text.encode(), add_bos=True, special=True)
+    texts = [text.replace("▁", " ").replace("\x00", "") for text in pieces.texts(500, extra)]
+    texts = [unicodedata.normalize("NFC", text) for text in texts if text]
+    unequal = [text for text in texts if mine.encode(text) != model.tokenize(text.encode(), add_bos=True, special=True)]
+    assert len(unequal) <= unlike * len(texts), unequal[:3]

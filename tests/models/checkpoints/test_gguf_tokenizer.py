@@ -31,6 +31,57 @@ PATTERNS = {  # as published in tokenizer.json of the models that the names stan
     "qwen2": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES,
     "tekken": CASED + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES,
 }
+CJK = r"[一-龥\u0800-一가-\ud7ff]+"
+PIPELINES: dict[str, list[Any]] = {  # as published in tokenizer.json of the models that the names stand for
+    "mpt": [pre_tokenizers.ByteLevel(False)],
+    "command-r": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
+    "falcon": [
+        pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.ByteLevel(False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+    ],
+    "deepseek-coder": [
+        *(pre_tokenizers.Split(Regex(each), "isolated") for each in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK)),
+        pre_tokenizers.Digits(True),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ],
+    "deepseek-v3": [
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex("[一-龥぀-ゟ゠-ヿ]+"), "isolated"),
+        pre_tokenizers.Split(
+            Regex(
+                r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+                r"| ?[\p{P}\p{S}]+[\r\n]*" + SPACES
+            ),
+            "isolated",
+        ),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ],
+    "gpt-4o": [
+        pre_tokenizers.Split(
+            Regex(
+                CASED.replace("|", f"{CONTRACTIONS}?|")
+                + CONTRACTIONS
+                + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+                + SPACES
+            ),
+            "isolated",
+        ),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ],
+    "qwen35": [
+        pre_tokenizers.Split(
+            Regex(CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + SPACES),
+            "isolated",
+        ),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ],
+    "bloom": [
+        pre_tokenizers.Split(Regex(r" ?[^(\s|[.,!?…。，、।۔،])]+"), "isolated"),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ],
+}
+COMPOSED = ("mpt", "command-r", "qwen35")
 PARTS = ("'s", "'LL", "12", "12345", "!?\n", "Ab", "<|end|>", "DOG", "/")
 
 
@@ -74,6 +125,49 @@ def test_byte_level_texts_are_split_as_the_models_do(name: str, tmp_path: Path) 
             assert mine.decode(ids, skip) == theirs.decode(ids, skip)
     assert mine.agrees_with(theirs) and mine.size == theirs.size
     assert (mine.encode("")[:1] == [begin]) == (name in ("llama-bpe", "tekken"))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pieces_of_texts_are_those_of_published_tokenizers(name: str, tmp_path: Path) -> None:
+    words = gguf_files.byte_level(Tokenizer(checkpoint_files.byte_level(), ""), name)
+    mine = Tokenizer.load(gguf_files.write_words(tmp_path / "x.gguf", words)).backend
+    theirs = pre_tokenizers.Sequence(PIPELINES[name])
+    assert isinstance(mine, tokenizers.Tokenizer) and mine.pre_tokenizer is not None
+    for text in pieces.texts(1000, (*PARTS, "don't", "the 1234", "カナ漢字", "한글", ".x", "Ünï", "\r\n", "،", "।")):
+        got, expected = (each.pre_tokenize_str(text) for each in (mine.pre_tokenizer, theirs))
+        assert [piece for piece, _ in got] == [piece for piece, _ in expected], text
+    assert (mine.normalizer is not None) == (name in COMPOSED)
+
+
+def test_a_file_that_does_not_say_how_it_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As llama.cpp takes older files."""
+    words = small()
+    del words["pre"]
+    mine = Tokenizer.load(gguf_files.write_words(tmp_path / "x.gguf", words)).backend
+    assert isinstance(mine, tokenizers.Tokenizer) and mine.pre_tokenizer is not None
+    got = [piece for piece, _ in mine.pre_tokenizer.pre_tokenize_str("the 1234 tin's $<2")]
+    assert got == ["the", "Ġ", "123", "4", "Ġtin", "'", "s", "Ġ", "$<", "2"]
+    assert "does not say how text is split" in caplog.text
+
+
+def test_merged_pieces_of_gemma_4(tmp_path: Path) -> None:
+    """Merges of the file over characters, spaces too; bytes for what has no token; lines apart."""
+    texts = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+    texts += ["\n", "\n\n", "▁", "▁▁", "t", "h", "th", "▁th", "é", "<|turn>"]
+    types = [3, 3, 3, 2, *[6] * 256, *[1] * 9, 3]
+    merges = ["\n \n", "▁ ▁", "t h", "▁ th"]
+    words = {"model": "gemma4", "tokens": texts, "token_type": types, "merges": merges, "unknown_token_id": 3}
+    file = gguf_files.write_words(tmp_path / "x.gguf", {**words, "bos_token_id": 2, "eos_token_id": 1}, "gemma3")
+    mine = Tokenizer.load(file)
+    first = texts.index("\n")
+    for text, ids in (
+        ("th th", [first + 6, first + 7]),
+        ("  th", [first + 3, first + 6]),
+        ("\n\n\n th", [first + 1, first, first + 7]),
+        ("é<|turn>ß", [first + 8, first + 9, 4 + 0xC3, 4 + 0x9F]),
+    ):
+        assert mine.encode(text) == [2, *ids]
+        assert mine.decode(ids, skip_special=False) == text
 
 
 def test_the_embedded_tokenizer(tmp_path: Path) -> None:
@@ -158,8 +252,8 @@ def test_end_tokens(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"model": "bert"}, "a tokenizer of the kind 'bert' is not supported .* give the directory of the model's"),
     "split": (
-        {"pre": "viking"},
-        "splits text by 'viking', which is not known .* give the directory of the model's own",
+        {"pre": "superbpe"},
+        "splits text by 'superbpe', which is not known .* give the directory of the model's own",
     ),
     "merges": ({"merges": ["q w"]}, "holds a broken tokenizer .* fetch it again"),
     "no merge": ({"merges": ["qw"]}, "holds a broken tokenizer .* fetch it again"),
@@ -181,7 +275,7 @@ def test_broken_tokenizers_are_one_sentence(name: str, tmp_path: Path) -> None:
 def test_another_tokenizer_takes_the_place_of_an_unknown_one(tmp_path: Path) -> None:
     checkpoint_files.write(tmp_path, vocab_size=300, num_hidden_layers=1)
     checkpoint_files.byte_level().save(str(tmp_path / "tokenizer.json"))
-    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", words=small(eos_token_id=3) | {"pre": "viking"})
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", words=small(eos_token_id=3) | {"pre": "superbpe"})
     engine = draftwood.load(file, tokenizer=tmp_path, device="cpu")
     assert engine.end_tokens == {3, 261}
     assert engine.generate("the tin", max_new_tokens=3).prompt_tokens == Tokenizer.load(tmp_path).encode("the tin")
