@@ -155,12 +155,12 @@ def _longrope(rope: Raw, original: int, growth: float) -> RopeScaling:
 
 SCALINGS: dict[str, Callable[[Raw, int, float], RopeScaling]] = {  # of rope_type, original context, growth of it
     "default": lambda rope, original, growth: UNSCALED,
-    "mrope": lambda rope, original, growth: UNSCALED,  # three positions, which are one for text
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
     "dynamic": lambda rope, original, growth: UNSCALED,  # begins behind the context, where no position is
+    "mrope": lambda rope, original, growth: UNSCALED,  # three positions, which are one for text
 }
 
 
