@@ -59,8 +59,7 @@ class SharedSession(Session):
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Nothing to do: the target's session follows `advance` for both."""
 
-    @property
-    def slot_bytes(self) -> int:
+    def bytes(self, slots: int) -> int:
         """Nothing beside the target's."""
         return 0
 

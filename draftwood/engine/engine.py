@@ -133,11 +133,12 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of keys and values: `held` by all models' caches, and `used` by tokens in them, kept prefixes too."""
+        """Bytes of keys, values and states: `held` by all models' caches, `used` of them, by kept prefixes too."""
         caches = list(self.builder.caches.values())
+        states = [cache.states for cache in caches if cache.states is not None]
         return {
-            "held": sum(cache.bytes for cache in caches),
-            "used": sum(cache.used * cache.slot_bytes for cache in caches),
+            "held": sum(cache.bytes for cache in caches) + sum(each.bytes for each in states),
+            "used": sum(cache.used * cache.slot_bytes for cache in caches) + sum(each.used_bytes for each in states),
         }
 
     def method(self, spec: MethodSpec | None = None) -> Method:

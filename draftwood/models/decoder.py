@@ -14,6 +14,7 @@ from torch import Tensor
 from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
 from draftwood.models.backend.native import NativeMatrix, kernels
 from draftwood.models.backend.program import Program
+from draftwood.models.backend.recurrent import available
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Plane
 from draftwood.models.decoder_config import DecoderConfig
@@ -58,7 +59,7 @@ class Decoder(DecoderWeights):
     @property
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
-        return self._program is not None or (self.native and not self.recurrent_shapes)
+        return self._program is not None or (self.native and (not self.recurrent_shapes or available()))
 
     @property
     def kernels(self) -> str:
@@ -169,7 +170,7 @@ class Decoder(DecoderWeights):
         in_order = query_rows == list(range(count))
         taken = None if in_order else torch.tensor(query_rows, device=self.device)
         places = None if in_order else torch.tensor(row_queries, device=self.device)
-        cpu = self.device.type == "cpu"
+        cpu, dtype = self.device.type == "cpu", torch.float32 if self.native else self.dtype
         metadata = []
         for window, heads, kv_heads, rotary in self.attention_kinds:
             groups, first = [], 0
@@ -180,14 +181,14 @@ class Decoder(DecoderWeights):
                     stored = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]
                     at = (batch.positions if taken is None else batch.positions[taken])[first:last]
                     seen = seen & (stored > at.view(len(segments), -1, 1) - window)
-                bias = additive(seen, self.dtype)
+                bias = additive(seen, dtype)
                 if cpu:
                     bias = folded(bias, heads, kv_heads)
                 groups.append(AttentionGroup(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
             if rotary is not None:
-                tables = rotary.tables(batch.reach, self.device, self.dtype)
+                tables = rotary.tables(batch.reach, self.device, dtype)
                 cos, sin = (part[batch.positions][None] for part in tables)
             attend = ordered if cpu else fused
             metadata.append(AttentionMetadata(cos, sin, attend, None, groups, taken, places))

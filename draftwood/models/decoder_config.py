@@ -49,6 +49,8 @@ class DecoderConfig:
     sinks: bool = False  # each head has a score more, of nothing, in its softmax
     output_gate: bool = False  # what a head gets is multiplied by the sigmoid of a gate, which follows its query
     kv_layer: int | None = None  # the layer whose keys and values are read; None: its own
+    feed_multiplier: float = 1.0  # of what the feed-forward adds, beside that
+    gate_multiplier: float = 1.0  # of gates before their activation
     gated: bool = True  # MLP with a gate; else up, activation, down
     position_offset: int | None = None  # learned positions, number p in row p + offset; None: rotary positions
     rotary_dim: int | None = None  # leading components of each head that are rotated, 0 none; None: all

@@ -84,6 +84,7 @@ class Parallel:
             return ParameterPart((self.words(shape[0]),))
         if module == "qkv":
             queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+            queries *= 2 if c.output_gate else 1
             first = self.rank * c.num_key_value_heads // n * c.head_dim
             span = max(1, c.num_key_value_heads // n) * c.head_dim
             starts = queries + first, queries + keys + first

@@ -27,6 +27,8 @@ class RecurrentConfig:
     gated_norm: bool = True  # values are normalised, in `norm_groups` parts, beside being gated
     norm_groups: int = 1
     gate_first: bool = True  # the gate comes before that norm
+    scales: tuple[float, ...] = ()  # of what the first product makes: gates, values, keys, queries, steps; empty: 1
+    multiplier: float = 1.0  # of what the mixer adds to the rows
     step_limit: tuple[float, float] = (0.0, float("inf"))  # of a state space's time steps
 
     @property

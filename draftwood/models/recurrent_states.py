@@ -28,6 +28,7 @@ from draftwood.models.recurrent_walk import Walk
 
 LONG_REPLAY = 16  # steps of a replay behind which a checkpoint is worth its memory
 STATES = 4  # states that every request has memory for: of the trunk, of two rounds, and one that is being made
+END_ROWS = 8  # tokens of the trunk that are read before a prompt's last one where that is worth a checkpoint
 UNUSED = 1  # checkpoints below the trunk that are kept though the last forward did not start there
 MIN_INTERVAL = 256  # tokens of a prompt between checkpoints for other requests, at least
 ROWS_STEP = 32  # tokens by which the memory for inputs grows
@@ -77,6 +78,7 @@ class ExtentStates:
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)  # by slot
     inputs: dict[int, KeptInputs] = field(default_factory=dict)  # by slot
     tip: int = 0  # tokens of the trunk that rows have seen
+    wish: int = 0  # tokens of the trunk behind which other requests would have begun
     end: int = -1  # slot of the checkpoint at the end of what was read of the prompt
     states: int = 0  # states that there is memory for
     rows: int = 0  # tokens whose inputs there is memory for
@@ -129,6 +131,12 @@ class RecurrentStates:
     def bytes(self) -> int:
         """The bytes that count against the budget."""
         return len(self.pool) * self.row_bytes + self._allocated * self.state_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of what is kept now."""
+        rows = len(self.pool) - len(self._free_rows)
+        return rows * self.row_bytes + (self._allocated - len(self._free_states)) * self.state_bytes
 
     @property
     def extent_bytes(self) -> int:
@@ -287,6 +295,10 @@ class RecurrentStates:
             if checkpoint.slot == checkpoint.position < tokens and checkpoint.layers == self.all
         ]
 
+    def wish(self, extent: Extent, tokens: int) -> None:
+        """Other requests begin with the same tokens, up to here: they could go on behind them."""
+        self._held(extent).wish = tokens
+
     def copy(self, source: Extent, target: Extent, tokens: int) -> None:
         """A request begins behind the first `tokens` tokens of another one (`reusable`)."""
         held = self._held(target)
@@ -354,7 +366,8 @@ class RecurrentStates:
         """Which states of a walk are kept, and which rows' inputs."""
         tip = held.tip = max(held.tip, max(segment.seen))
         anchor = self._anchor(held, segment, plan.layers)
-        if tip - 2 - anchor >= LONG_REPLAY and (step := walk.step_of.get(segment.trunk[tip - 2])) is not None:
+        worth = tip - 2 - anchor >= LONG_REPLAY or (tip > anchor + 2 and walk.ends_prompt(END_ROWS))
+        if worth and (step := walk.step_of.get(segment.trunk[tip - 2])) is not None:
             end = self._make(plan, held, step)
             if end is not None:
                 if held.end in held.checkpoints:
@@ -362,7 +375,7 @@ class RecurrentStates:
                 anchor, held.end, end.for_others = tip - 2, end.slot, True
         for step in walk.common_steps(LONG_REPLAY):
             self._make(plan, held, step)
-        for step in walk.read_at(self.interval):
+        for step in walk.read_at(self.interval, held.wish):
             if (one := self._make(plan, held, step, promised=False)) is not None:
                 one.for_others = True
         for row, slot in enumerate(segment.slots, walk.first):
@@ -429,6 +442,7 @@ class RecurrentStates:
 
     def _drop_replaced(self, held: ExtentStates, segment: Segment, walk: Walk, made: Sequence[Checkpoint]) -> None:
         trunk, end = segment.trunk, held.tip - 1
+        used = {id(one) for one in (*walk.starts, *made)}
         final: list[Checkpoint] = []
         below: list[Checkpoint] = []
         for one in held.checkpoints.values():
@@ -438,9 +452,8 @@ class RecurrentStates:
             if one.layers & ~covered:
                 covered |= one.layers
                 behind = one.position if covered == self.all else -1
-            elif not one.for_others:
+            elif not one.for_others and id(one) not in used:  # what is read once more goes on in the next forward
                 self._drop_checkpoint(held, one.slot)
-        used = {id(one) for one in (*walk.starts, *made)}
         for one in sorted([one for one in below if id(one) not in used], key=_position)[UNUSED:]:
             self._drop_checkpoint(held, one.slot)
         for slot in [

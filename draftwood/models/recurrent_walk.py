@@ -156,12 +156,18 @@ class Walk:
         shared = [step for step in range(count) if leaves[step] == len(self.leaves)]
         return shared[-1:] + [step for step in range(count) if ends[step] and replayed[step] >= long]
 
-    def read_at(self, interval: int) -> list[int]:
-        """Steps of the trunk's rows behind which a multiple of `interval` tokens of a text was read."""
+    def ends_prompt(self, rows: int) -> bool:
+        """Whether at least so many tokens of the trunk are read here, and what follows them."""
+        below = sum(position >= self.trunk for position in self.positions)
+        return 0 < below <= self.count - rows
+
+    def read_at(self, interval: int, wish: int) -> list[int]:
+        """Steps of the trunk's rows behind which a multiple of `interval` tokens of a text, or `wish`, were read."""
+        rows = zip(self.sources, self.slots, self.positions, strict=True)
         return [
             step
-            for step, (source, slot, position) in enumerate(zip(self.sources, self.slots, self.positions, strict=True))
-            if source >= 0 and slot == position < self.trunk and (position + 1) % interval == 0
+            for step, (source, slot, at) in enumerate(rows)
+            if source >= 0 and slot == at < self.trunk and ((at + 1) % interval == 0 or at + 1 == wish)
         ]
 
     def last_children(self) -> list[bool]:

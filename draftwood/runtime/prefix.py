@@ -87,6 +87,8 @@ class PrefixCache:
                 self.kept[entry] = next(self._clock)
             if source is not None:
                 cache.copy(source, extent, best)
+        if cache.states is not None and (shared := self._shared(cache, tokens)) > best:
+            cache.states.wish(extent, shared)
         self.asked += len(tokens)
         self.hits += best
         return extent, best
@@ -124,8 +126,18 @@ class PrefixCache:
                 best, entry, source = found, None, extent
         return (best, entry, source) if best >= MIN_PREFIX else (0, None, None)
 
+    def _shared(self, cache: Cache, tokens: Sequence[int]) -> int:
+        """The length of the longest prefix that another request has, or had, whatever is kept of it; 0: a short one."""
+        if not self._usable(cache, tokens):
+            return 0
+        live = [common(tokens, holder.prefix) for holder in self.live if holder.cache is cache and holder.extent]
+        shared = max(self._closest(cache, list(tokens))[0], *live, 0)
+        return shared if shared >= MIN_PREFIX else 0
+
     def _closest(self, cache: Cache, tokens: list[int]) -> tuple[int, KeptPrefix | None]:
         """The longest prefix that was kept, if it is worth a copy; of several alike the one used longest ago.
+
+        Of those with recurrent layers, the one that can be gone on behind furthest.
 
         In the order of their tokens, those that have most in common with some tokens lie where these would.
         """
@@ -137,7 +149,7 @@ class PrefixCache:
         shared = tokens[:best]
         first = bisect_left(entries, shared, hi=place, key=_tokens)
         last = bisect_right(entries, shared, lo=first, key=lambda entry: entry.tokens[:best])
-        return best, min(entries[first:last], key=self.kept.__getitem__)
+        return best, min(entries[first:last], key=lambda one: (-cache.reusable(one.extent, best), self.kept[one]))
 
     def leave(self, holder: PrefixHolder) -> None:
         """A request is over: what it has computed is kept, or given back."""

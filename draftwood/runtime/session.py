@@ -144,10 +144,10 @@ class Session:
         """Ask for logits, and what the head reads, in one run: a session is a source of drafts as it stands."""
         return (yield Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else ()))
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot that this session takes."""
-        return self.cache.slot_bytes
+    def bytes(self, slots: int) -> int:
+        """Bytes that so many slots take."""
+        states = 0 if self.cache.states is None else self.cache.states.extent_bytes
+        return self.cache.slot_bytes * self.cache.capacity(slots) + states
 
     @property
     def prefix(self) -> list[int]:

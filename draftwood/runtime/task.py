@@ -117,7 +117,7 @@ class Task(Generic[Event]):
 
     def bytes(self, slots: int) -> int:
         """Bytes that so many slots take in all of its sessions together."""
-        return sum(session.slot_bytes * session.cache.capacity(slots) for session in self.sessions)
+        return sum(session.bytes(slots) for session in self.sessions)
 
 
 def interrupted(cause: BaseException) -> DraftwoodError:

@@ -94,8 +94,25 @@ int dw_model_part(void* model, int layer, const dw_part* part) {
     return 0;
   });
 }
+int dw_model_recurrence(void* model, int layer, const dw_part* part, const dw_recurrence* recurrence) {
+  return guarded(1, [&] {
+    Model& made = *static_cast<Model*>(model);
+    dw_part own = *part;
+    own.kind = DW_RECURRENT;
+    own.rope = static_cast<int32_t>(made.recurrences.size());
+    made.recurrences.emplace_back(*recurrence);
+    made.layers.at(layer).push_back(own);
+    return 0;
+  });
+}
 int dw_reads_beside(void) { return 1; }
 void dw_model_free(void* model) { delete static_cast<Model*>(model); }
+int dw_forward_walks(void* model, const dw_batch* batch, const dw_walks* walks) {
+  return guarded(1, [&] {
+    static_cast<Model*>(model)->forward(*batch, walks);
+    return 0;
+  });
+}
 int dw_forward(void* model, const dw_batch* batch) {
   return guarded(1, [&] {
     static_cast<Model*>(model)->forward(*batch);

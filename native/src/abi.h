@@ -52,6 +52,7 @@ typedef struct {
 } dw_shape;
 
 enum { DW_ATTENTION, DW_FEED_FORWARD, DW_EXPERTS };    /* kinds of parts */
+enum { DW_RECURRENT = 16 };                            /* set by dw_model_recurrence */
 enum { DW_ONE_NORM, DW_HEAD_NORMS, DW_WHOLE_NORM };    /* of queries and keys: one weight [head_dim] for all heads, own ones
                                                           [heads][head_dim], or a norm over all heads together */
 
@@ -82,6 +83,7 @@ typedef struct {
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
   const float* sinks; /* [heads] a score that takes part in the softmax and adds nothing, or null */
   const dw_experts* experts;
+  float gate_scale; /* of a feed-forward's gates, before their activation */
 } dw_part;
 
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,
@@ -109,6 +111,38 @@ typedef struct {
                                   is a float32 and int8 [head_dim] to multiply by it, up to the next multiple of 4 bytes */
   const float* beside; /* [rows][width], where a part's first product reads it before the rows: its matrix is twice as wide */
 } dw_batch;
+
+/* A recurrent mixer (dw_part: up = the product before its steps, down = the one behind them). What a step is given of a
+   token are its `inputs`: the convolution's channels, then what its gates are made of. Heads of values share keys, as in
+   attention; channels lie in the order query, key, value (delta) or value, key, query (state space). The first product
+   makes gates [value_heads * value_dim], then inputs; of a convolution three times the channels: gates before, gates
+   behind, values. A state is the convolution's window [kernel - 1][channels], then [value_heads][key_dim][value_dim]. */
+enum { DW_DELTA, DW_STATE_SPACE, DW_CONVOLUTION };
+typedef struct {
+  int32_t kind, kernel, channels, inputs, key_heads, key_dim, value_heads, value_dim;
+  int32_t norm_groups, gate_first;     /* of the norm behind the steps */
+  float eps, step_least, step_most;
+  int64_t input_at, state_at;          /* numbers before this layer's in a token's inputs, and in a state */
+  const float *conv /* [channels][kernel], oldest first; copied */, *conv_bias, *decay /* [value_heads]: of a step of 1, its logarithm */, *step_bias,
+      *norm /* or null */, *skip, *scale /* of what the first product makes, or null */;
+} dw_recurrence;
+
+/* Steps of a forward's recurrent layers, in depth-first order; walk n has those from end[n - 1] to end[n]. */
+typedef struct {
+  int32_t walks, branches /* states that wait for another child, at most */, starts_count, kept_count, saved_count, pool_rows;
+  const int32_t* end;
+  const int32_t *parent /* step that each goes on from; -1 - i: it begins from starts[i] */, *source /* row; -1 - i: row i of the pool */;
+  const int32_t *keep /* number of the kept state it becomes, or -1 */, *branch /* 1: another step than the next one goes on from it */;
+  const float* const* starts; /* null: no token */
+  float* const* kept;
+  float* pool; /* [pool_rows][pool_stride]: inputs of tokens */
+  int64_t pool_stride;
+  const int32_t *saved /* [saved_count] rows whose inputs are put */, *places /* into these rows of the pool */;
+} dw_walks;
+
+/* Appends a recurrent mixer to a layer; a forward with such layers is given its walks. */
+DW_API int dw_model_recurrence(void* model, int layer, const dw_part* part, const dw_recurrence* recurrence);
+DW_API int dw_forward_walks(void* model, const dw_batch* batch, const dw_walks* walks);
 
 DW_API void* dw_model(const dw_shape* shape, int layers);
 DW_API int dw_model_part(void* model, int layer, const dw_part* part); /* appends to the layer */

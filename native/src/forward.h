@@ -35,6 +35,7 @@ struct Forward {
   float* scratch;    // [threads][scratch_size]
   int64_t wide, head_wide;  // floats between rows of branch, and of logits there
   int64_t scratch_size;
+  const dw_walks* walks;  // of recurrent layers, or null
 
   const dw_shape& s() const { return model.shape; }
 
@@ -172,12 +173,33 @@ struct Forward {
     multiply(crew, m, batch.rows, wide);
   }
 
+  void recur(Crew& crew, const dw_part* last, const dw_part& part) const {
+    enter(crew, last, part);
+    const Recurrence& recurrence = model.recurrences[part.rope];
+    const int64_t items = recurrence.items();
+    float* tmp = own(crew);
+    if (recurrence.r.scale)
+      each(crew, batch.rows, [&](int64_t i) {
+        for (int64_t d = 0; d < recurrence.made(); d++) branch[i * wide + d] *= recurrence.r.scale[d];
+      });
+    for (int64_t i = crew.me; i < walks->saved_count; i += crew.threads) recurrence.save(*walks, i, branch, wide);
+    for (int64_t item; (item = crew.claim(walks->walks * items, 1)) >= 0;)
+      recurrence.walk(k, *walks, item / items, item % items, branch, wide, inner, tmp);
+    crew.barrier();
+    const Matrix& m = matrix(part.down);
+    each(crew, batch.rows, [&](int64_t i) {
+      recurrence.finish(k, branch + i * wide, inner + i * recurrence.outputs(), tmp);
+      k.convert(m, tmp, operand, i, batch.rows);
+    });
+    multiply(crew, m, batch.rows, wide);
+  }
+
   void feed(Crew& crew, const dw_part* last, const dw_part& part) const {
     enter(crew, last, part);
     const Matrix& m = matrix(part.down);
     each(crew, batch.rows, [&](int64_t i) {
-      const float* gate = branch + i * wide;
-      float* tmp = own(crew);
+      float *gate = branch + i * wide, *tmp = own(crew);
+      for (int64_t d = 0; part.gate_scale != 1 && part.gate_scale && d < m.k; d++) gate[d] *= part.gate_scale;
       k.activate(part.activation, gate, part.gated ? gate + m.k : nullptr, m.k, tmp);
       k.convert(m, tmp, operand, i, batch.rows);
     });

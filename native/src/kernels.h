@@ -143,6 +143,13 @@ struct Kernels {
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half);
   // x[i] += factor * y[i]
   void (*add)(float* x, const float* y, float factor, int64_t n);
+  // out[c] = sum_j weight[j * stride + c] * input[j][c] + bias[c] (or null) of `kernel` inputs [n], then maybe silu.
+  void (*convolve)(const float* const* input, int kernel, const float* weight, int64_t stride, const float* bias, int64_t n, bool silu,
+                   float* out);
+  // A step of a recurrent head: memory [keys][values] = decay * memory + key value^T; out = query memory. With beta the
+  // value is first replaced by beta * (value - what decay * memory answers to the key).
+  void (*recur)(float* memory, int64_t keys, int64_t values, const float* key, const float* query, const float* value, float decay,
+                const float* beta, float* out);
   // x[i] *= sigmoid(gate[i])
   void (*damp)(float* x, const float* gate, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)

@@ -37,6 +37,7 @@ static void run(const Forward& f, Crew& crew, char* mixture) {
   for (int layer = batch.start; layer < batch.stop; layer++) {
     for (const dw_part& part : f.model.layers[layer]) {
       if (part.kind == DW_ATTENTION) f.attention(crew, last, part);
+      else if (part.kind == DW_RECURRENT) f.recur(crew, last, part);
       else if (part.kind == DW_EXPERTS) experts(f, crew, last, part, mixture);
       else f.feed(crew, last, part);
       last = &part;
@@ -56,10 +57,14 @@ static void demand(bool holds, const char* reason) {
 }
 
 // Refuse a batch that would read or write what is not its own.
-void Model::check(const dw_batch& batch) const {
+void Model::check(const dw_batch& batch, const dw_walks* walks) const {
   auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
   demand(0 <= batch.start && batch.start <= batch.stop && batch.stop <= static_cast<int64_t>(layers.size()),
          "there are no such layers");
+  if (walks) {
+    const char* reason = wrong(*walks, batch.rows);
+    demand(!reason, reason);
+  }
   demand(within(batch.plane_type, PLANE_INT8 + 1), "keys and values have no such type");
   std::vector<int32_t> longest(batch.segments);
   for (int64_t i = 0; i < batch.rows; i++) {
@@ -84,19 +89,19 @@ void Model::check(const dw_batch& batch) const {
     demand(within(batch.wanted ? batch.wanted[i] : batch.wanted_first + i, batch.rows), "a row that is wanted is not there");
 }
 
-void Model::forward(const dw_batch& batch) {
+void Model::forward(const dw_batch& batch, const dw_walks* walks) {
   std::lock_guard<std::mutex> lock(mutex);
   const Kernels& k = kernels();
   const int64_t rows = batch.rows;
   std::vector<int64_t> at(rows);
   int64_t slots = 0, longest = 0;
-  check(batch);
+  check(batch, walks);
   for (int64_t i = 0; i < rows; i++) {
     at[i] = slots;
     slots += length(batch, i);
     longest = std::max(longest, length(batch, i));
   }
-  int64_t wide = 0, widest = shape.width, head = 0, got = 0, group = 1, fewest = INT32_MAX;
+  int64_t wide = 0, widest = shape.width, head = 0, got = 0, group = 1, fewest = INT32_MAX, folded = 0;
   size_t operands = 0, mixed = 0;
   auto product = [&](const void* p, int64_t count) {
     const Matrix& m = matrix(p);
@@ -116,6 +121,12 @@ void Model::forward(const dw_batch& batch) {
       const int64_t in = matrix(part.up).k;
       demand(in == shape.width || (in == 2 * shape.width && batch.beside), "a matrix reads what is not there");
       wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
+      if (part.kind == DW_RECURRENT) {
+        const Recurrence& recurrence = recurrences[part.rope];
+        demand(walks, "recurrent layers need walks");
+        got = std::max(got, recurrence.outputs());
+        folded = std::max({folded, recurrence.scratch(*walks), recurrence.outputs()});
+      }
       if (part.kind != DW_ATTENTION) continue;
       got = std::max<int64_t>(got, part.heads * part.head_dim);
       group = std::max<int64_t>(group, part.heads / part.kv_heads);
@@ -128,11 +139,11 @@ void Model::forward(const dw_batch& batch) {
   for (int64_t i = 0; i < rows; i++)
     if (!i || batch.segment[i] != batch.segment[i - 1] || i - bundles.back() == most) bundles.push_back(i);
   bundles.push_back(rows);
-  const int64_t own = up(std::max<int64_t>({widest, got, static_cast<int64_t>(QUERIES * up(longest, PANEL))}) + 64, 16);
+  const int64_t own = up(std::max<int64_t>({widest, got, folded, static_cast<int64_t>(QUERIES * up(longest, PANEL))}) + 64, 16);
   const Forward f{*this, batch, k, x.room<float>(rows * shape.width),
                   branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
                   inner.room<float>(rows * got), operand.room<char>(operands),
-                  lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own};
+                  lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks};
   char* mixture = mixed ? pairs.room<char>(mixed) : nullptr;
   together(threads, [&](Crew& crew) { run(f, crew, mixture); });
 }

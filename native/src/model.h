@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "kernels.h"
+#include "recurrent.h"
 
 namespace dw {
 
@@ -23,13 +24,14 @@ class Buffer {
 class Model {
  public:
   Model(const dw_shape& shape, int layers) : shape(shape), layers(layers) {}
-  void forward(const dw_batch& batch);
+  void forward(const dw_batch& batch, const dw_walks* walks = nullptr);
 
   const dw_shape shape;
   std::vector<std::vector<dw_part>> layers;
+  std::vector<Recurrence> recurrences;  // of recurrent parts, whose `rope` is the number here
 
  private:
-  void check(const dw_batch& batch) const;
+  void check(const dw_batch& batch, const dw_walks* walks) const;
 
   std::mutex mutex;  // one forward at a time
   Buffer x, branch, inner, operand, lists, scratch, pairs;

@@ -204,15 +204,88 @@ VARIANTS |= {
     "starcoder2": ("starcoder2", {**SHAPE, "sliding_window": 5}),
     "nemotron": ("nemotron", {**SHAPE, "head_dim": 8, "rope_parameters": HALF}),
 }
-FIRST = {kind: name for name, (kind, _) in reversed(VARIANTS.items())}  # the first variant of each family
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "full_attention_interval": 2,
+}
+GRANITE: dict[str, Any] = {
+    **SHAPE,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 1.5,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+}
+CONV = ["conv", FULL, "conv"]
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5_text", {**SHAPE, **DELTA, "head_dim": 16}),
+    "qwen3_5_types": (
+        "qwen3_5_text",
+        {
+            **{**SHAPE, **DELTA, "head_dim": 16, "linear_num_value_heads": 2, "tie_word_embeddings": True},
+            "attention_bias": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "lfm2": ("lfm2", {**SHAPE, "layer_types": CONV, "block_multiple_of": 8}),
+    "lfm2_bias": (
+        "lfm2",
+        {
+            **{**SHAPE, "full_attn_idxs": [0], "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False},
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "granite_hybrid": ("granitemoehybrid", GRANITE),
+    "granite_hybrid_rope": (
+        "granitemoehybrid",
+        {
+            **{**GRANITE, "position_embedding_type": "rope", "mamba_n_groups": 2, "mamba_proj_bias": True},
+            **{"mamba_conv_bias": False, "attention_bias": True, "layer_types": ["attention", "mamba", "attention"]},
+        },
+    ),
+}
+FALCON: dict[str, Any] = {**SHAPE, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+HYBRIDS |= {
+    "falcon_h1": ("falcon_h1", {**FALCON, "num_key_value_heads": 2}),
+    "falcon_h1_multipliers": (
+        "falcon_h1",
+        {
+            **{**FALCON, "mamba_n_groups": 2, "mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True},
+            **{"ssm_multipliers": [0.7, 1.2, 0.8, 1.3, 0.6], "mlp_multipliers": [0.8, 0.6], "ssm_in_multiplier": 1.2},
+            **{f"attention_{end}_multiplier": factor for end, factor in (("in", 1.3), ("out", 0.8))},
+            **{
+                "key_multiplier": 0.7,
+                "ssm_out_multiplier": 0.6,
+                "embedding_multiplier": 2.0,
+                "lm_head_multiplier": 0.5,
+            },
+        },
+    ),
+}
+ALL = {**VARIANTS, **HYBRIDS}
+FIRST = {kind: name for name, (kind, _) in reversed(ALL.items())}  # the first variant of each family
 PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
 
 def reference(name: str, seed: int = 0, **changes: Any) -> Any:
     """A random Hugging Face model whose logits spread; eager attention, since the fused one drops Gemma 2's cap."""
-    kind, settings = VARIANTS[name]
+    kind, settings = ALL[name]
     config = AutoConfig.for_model(kind, **{**settings, **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+
+
+def randomised(model: Any, seed: int) -> Any:
+    """A model whose every weight is random."""
+    model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for key, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import VARIANTS
+from family_models import HYBRIDS, VARIANTS
 from family_models import write as write_family
 from native_library import KV_TYPES, TYPES, chain, embedded, needs_native
 from walks import Walk
@@ -18,6 +18,7 @@ from walks import Walk
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, documents
+from draftwood.models.backend import recurrent
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.executor import execute
@@ -90,6 +91,16 @@ def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> N
     write_family(tmp_path, name)
     model = checkpoint.load(tmp_path, **(TYPES | KV_TYPES)[kind], backend="native")
     walk_together(model, [(12, "tree"), (3, "tree"), (9, "chain"), (5, "single")], 4)
+
+
+@pytest.mark.skipif(not recurrent.available(), reason="the native library that is installed has no recurrent layers")
+@pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_trees_of_hybrids(name: str, kind: str, tmp_path: Path) -> None:
+    write_family(tmp_path, name)
+    model = checkpoint.load(tmp_path, **(TYPES | KV_TYPES)[kind], backend="native")
+    assert model.by_program
+    walk_together(model, [(12, "tree"), (3, "tree"), (20, "chain"), (5, "single")], 5)
 
 
 # -- whole methods ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import textwrap
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.core.topology import trunk_node
-from draftwood.models import recurrent_states
+from draftwood.models import recurrent_states, recurrent_walk
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
 from draftwood.models.recurrent_states import RecurrentStates
+from draftwood.models.recurrent_walk import Walk
 from draftwood.runtime.executor import execute
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import Run, Session
@@ -162,6 +165,32 @@ def test_states_of_some_layers_are_not_for_others() -> None:
         execute([Run(session, forest, [0], upto=upto)])
         assert session.extent is not None
         assert session.cache.reusable(session.extent, 59) == tokens
+
+
+MUTATIONS = {  # of Walk.of
+    "a state from the wrong parent": ("parent = known\n", "parent = max(0, known - 1)\n"),
+    "a state that is not folded": ("in reversed(back):", "in reversed([one for one in back if one[0] in rows]):"),
+    "inputs of another token": ("source = -1 - kept.row", "source = -1 - max(0, kept.row - 1)"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_wrong_walks_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = textwrap.dedent(inspect.getsource(Walk.of))
+    old, new = MUTATIONS[name]
+    assert source.count(old) == 1
+    names = dict(vars(recurrent_walk))
+    exec(source.replace(old, new).replace("@classmethod", ""), names)
+    monkeypatch.setattr(Walk, "of", classmethod(names["of"]))
+    model = RecurrentModel(9)
+    request, wrong = Request(model, model.new_cache(), 5, 7), 0
+    for _ in range(8):
+        execute([request.run()])
+        run = request.finish()
+        logits = execute([run])[0].logits
+        wrong += sum(not same(model, run.forest, *row) for row in zip(run.nodes, logits, strict=True))
+        request.commit()
+    assert wrong > 0
 
 
 def test_a_budget_counts_states() -> None:

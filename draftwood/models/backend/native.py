@@ -54,6 +54,7 @@ class ModelPart(Structure):
         *_fields(c_float, "eps multiplier scale softcap clip"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
         *_fields(c_void_p, "sinks experts"),
+        ("gate_scale", c_float),
     ]
 
 
@@ -111,6 +112,9 @@ def library() -> ctypes.CDLL | str:
     lib.dw_model.argtypes = [POINTER(ModelShape), c_int]
     lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(ModelPart)]
     lib.dw_forward.argtypes = [c_void_p, c_void_p]
+    if hasattr(lib, "dw_forward_walks"):
+        lib.dw_model_recurrence.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_void_p]
+        lib.dw_forward_walks.argtypes = [c_void_p, c_void_p, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():

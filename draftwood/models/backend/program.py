@@ -27,6 +27,7 @@ from draftwood.models.backend.native import (
     check,
     loaded_library,
 )
+from draftwood.models.backend.recurrent import NativeWalks, native_recurrence
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
@@ -34,6 +35,8 @@ from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
+from draftwood.models.layers.recurrent import Recurrence
+from draftwood.models.recurrent_states import RecurrentStates
 from draftwood.models.rotary import Rotary
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
@@ -65,15 +68,25 @@ class Program:
         )
         self.handle = lib.dw_model(byref(shape), self.n_layers)
         check(not self.handle)
+        self._before = 0, 0  # numbers of earlier recurrent layers in a token's inputs, and in a state
         self._ropes = [kind.rotary for kind in decoder.attention_kinds]
         for layer, parts in enumerate(decoder.parts()):
             for part, joined in parts:
                 native = self._part(part, joined)
                 native.rope = decoder.kinds[layer]
                 native.keys, native.values = (at := decoder.first_planes[layer]), at + 1
-                check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
+                self._append(lib, layer, part, native)
         self._tables = RotaryTables((), 0, array("Q"), array("Q"))
         self._forward = lib.dw_forward
+
+    def _append(self, lib: Any, layer: int, part: Part, native: ModelPart) -> None:
+        """Append a part to a layer of the library's model."""
+        if not isinstance(part, Recurrence):
+            check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
+            return
+        steps = native_recurrence(part, *self._before, self._vector)
+        self._before = self._before[0] + part.inputs, self._before[1] + part.state
+        check(lib.dw_model_recurrence(self.handle, layer, byref(native), byref(steps)) != 0)
 
     def __del__(self) -> None:
         if handle := self.__dict__.pop("handle", None):
@@ -106,7 +119,7 @@ class Program:
         """Half a layer as the library has it; the places of keys and values are for the caller."""
         c, native, norms = part.config, ModelPart(), ["norm", "post_norm"]
         native.joined, native.layer_norm, native.eps = joined, c.norm.startswith("layer"), c.rms_norm_eps
-        native.multiplier = c.residual_multiplier
+        native.multiplier = part.multiplier
         up: nn.Module | None
         down: nn.Module | None
         if isinstance(part, Attention):
@@ -122,10 +135,13 @@ class Program:
             up = down = None
             native.kind, native.experts = EXPERTS_PART, addressof(self._mixture(part))
             native.activation = ACTIVATION_NUMBERS["steep silu" if part.how.limit else c.hidden_act]
+        elif isinstance(part, Recurrence):
+            up, down = part.into, part.out
         else:
             assert isinstance(part, FeedForward)
             up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART
             native.activation, native.gated = ACTIVATION_NUMBERS[c.hidden_act], c.gated
+            native.gate_scale = c.gate_multiplier
         native.up, native.down = (None if matrix is None else self._matrix(matrix) for matrix in (up, down))
         if getattr(part, "norm_first", False):
             norms.remove("norm")  # the rows are normalised already
@@ -221,7 +237,12 @@ class Program:
             *(len(states), _start(after), _start(kept), torch.get_num_threads(), PLANE_TYPES[cache.layout[0][2]]),
             0 if beside is None else beside.data_ptr(),
         )
-        check(self._forward(self.handle, call) != 0)
+        if isinstance(cache.states, RecurrentStates):
+            with cache.states.planned(batch) as plan:
+                walks = NativeWalks(cache.states, plan)
+                check(loaded_library().dw_forward_walks(self.handle, call, walks.call) != 0)
+        else:
+            check(self._forward(self.handle, call) != 0)
         return out
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 Names = dict[str, tuple[str, ...]]
 
 
-def _both(parameter: str, *modules: str) -> Names:
+def both(parameter: str, *modules: str) -> Names:
     """Weight and bias of a linear layer made of the given modules."""
     return {f"{parameter}.{x}": tuple(f"{module}.{x}" for module in modules) for x in ("weight", "bias")}
 
@@ -25,10 +25,10 @@ LLAMA: Names = {
     "head.weight": ("lm_head.weight",),
     "layers.{i}.mixer.norm": (f"{_LAYER}.input_layernorm.weight",),
     "layers.{i}.feed.norm": (f"{_LAYER}.post_attention_layernorm.weight",),
-    **_both("layers.{i}.mixer.qkv", *(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")),
-    **_both("layers.{i}.mixer.o", f"{_LAYER}.self_attn.o_proj"),
-    **_both("layers.{i}.feed.gate_up", *(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))),
-    **_both("layers.{i}.feed.down", f"{_LAYER}.mlp.down_proj"),
+    **both("layers.{i}.mixer.qkv", *(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **both("layers.{i}.mixer.o", f"{_LAYER}.self_attn.o_proj"),
+    **both("layers.{i}.feed.gate_up", *(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))),
+    **both("layers.{i}.feed.down", f"{_LAYER}.mlp.down_proj"),
 }
 
 HEAD_NORMS: Names = {
@@ -58,8 +58,8 @@ QWEN_3: Names = {**LLAMA, **HEAD_NORMS}
 
 PHI_3: Names = {
     **LLAMA,
-    **_both("layers.{i}.mixer.qkv", f"{_LAYER}.self_attn.qkv_proj"),
-    **_both("layers.{i}.feed.gate_up", f"{_LAYER}.mlp.gate_up_proj"),
+    **both("layers.{i}.mixer.qkv", f"{_LAYER}.self_attn.qkv_proj"),
+    **both("layers.{i}.feed.gate_up", f"{_LAYER}.mlp.gate_up_proj"),
 }
 
 GEMMA_2: Names = {
@@ -80,10 +80,10 @@ OPT: Names = {
     **_layer_norm("norm", "model.decoder.final_layer_norm"),
     **_layer_norm("layers.{i}.mixer.norm", f"{_OPT_LAYER}.self_attn_layer_norm"),
     **_layer_norm("layers.{i}.feed.norm", f"{_OPT_LAYER}.final_layer_norm"),
-    **_both("layers.{i}.mixer.qkv", *(f"{_OPT_LAYER}.self_attn.{x}_proj" for x in "qkv")),
-    **_both("layers.{i}.mixer.o", f"{_OPT_LAYER}.self_attn.out_proj"),
-    **_both("layers.{i}.feed.up", f"{_OPT_LAYER}.fc1"),
-    **_both("layers.{i}.feed.down", f"{_OPT_LAYER}.fc2"),
+    **both("layers.{i}.mixer.qkv", *(f"{_OPT_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **both("layers.{i}.mixer.o", f"{_OPT_LAYER}.self_attn.out_proj"),
+    **both("layers.{i}.feed.up", f"{_OPT_LAYER}.fc1"),
+    **both("layers.{i}.feed.down", f"{_OPT_LAYER}.fc2"),
 }
 
 GPT_2: Names = {
@@ -93,8 +93,8 @@ GPT_2: Names = {
     **_layer_norm("norm", "transformer.ln_f"),
     **_layer_norm("layers.{i}.mixer.norm", "transformer.h.{i}.ln_1"),
     **_layer_norm("layers.{i}.feed.norm", "transformer.h.{i}.ln_2"),
-    **_both("layers.{i}.mixer.qkv", "transformer.h.{i}.attn.c_attn"),
-    **_both("layers.{i}.mixer.o", "transformer.h.{i}.attn.c_proj"),
-    **_both("layers.{i}.feed.up", "transformer.h.{i}.mlp.c_fc"),
-    **_both("layers.{i}.feed.down", "transformer.h.{i}.mlp.c_proj"),
+    **both("layers.{i}.mixer.qkv", "transformer.h.{i}.attn.c_attn"),
+    **both("layers.{i}.mixer.o", "transformer.h.{i}.attn.c_proj"),
+    **both("layers.{i}.feed.up", "transformer.h.{i}.mlp.c_fc"),
+    **both("layers.{i}.feed.down", "transformer.h.{i}.mlp.c_proj"),
 }

@@ -104,8 +104,8 @@ class EagleHead(DecoderWrapper, nn.Module):
     def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
         """A new head with one layer, in float32 for training.
 
-        It begins as a copy of the target's last layer and head, and fc passes the last of the states. Parameters that
-        the target has in another shape, as of another family, begin at random.
+        It begins as a copy of the target's last layer with attention, and of its head; fc passes the last state that is
+        read. Parameters that the target has in another shape, as of another family, begin at random.
         """
         target.must_be_plain("given an EAGLE head")
         reads = usual_reads(target.n_layers) if reads is None else tuple(reads)
@@ -113,8 +113,13 @@ class EagleHead(DecoderWrapper, nn.Module):
         config = shape(target.config, None if words is None else len(words))
         outer = target.embed
         made = EagleHead(config, reads, target.config.hidden_size, target.vocab_size, outer, target=fingerprint(target))
+        last = max((n for n in range(target.n_layers) if target.config.layer(n).attends), default=None)
+        if last is None:
+            raise ModelError("a model without attention has no EAGLE head: its one layer is like the target's")
         known: dict[str, Tensor] = {
-            name.replace(f"layers.{target.n_layers - 1}.", "layers.0."): p for name, p in target.named_parameters()
+            name.replace(f"layers.{last}.", "layers.0."): part
+            for name, part in target.named_parameters()
+            if not name.startswith("layers.0.") or last == 0
         }
         known["head.weight"] = target.head.weight if words is None else target.head.weight[words.to(target.device)]
         known["layers.0.mixer.qkv.weight"] = torch.cat([known["layers.0.mixer.qkv.weight"]] * 2, 1) * 0.5**0.5

@@ -23,12 +23,15 @@ class FeedForward(Part):
         else:
             self.up = Linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
         self.down = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
+        self.multiplier *= c.feed_multiplier
         self.activation, self.gated = ACTIVATIONS[c.hidden_act], c.gated
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         made: Tensor
         if self.gated:
             gate, up = self.gate_up(x).chunk(2, -1)
+            if self.config.gate_multiplier != 1:
+                gate = gate * self.config.gate_multiplier
             made = self.down(activate(self.activation, gate) * up)
         else:
             made = self.down(activate(self.activation, self.up(x)))

@@ -30,6 +30,7 @@ class Recurrence(Part):
         super().__init__(config, parallel)
         assert config.recurrent is not None
         c = self.recurrent = config.recurrent
+        self.multiplier *= c.multiplier
         width = config.hidden_size
         self.channels, self.inputs, self.state = c.channels(width), c.inputs(width), c.state(width)
         self.into = Linear(width, 3 * width if c.kind == CONV else c.values + self.inputs, c.bias)
@@ -44,12 +45,23 @@ class Recurrence(Part):
         if c.kind == SSM:
             self.skip = nn.Parameter(torch.ones(c.value_heads))
 
+    def scale(self) -> Tensor | None:
+        """What the first product's outputs are multiplied by [outputs]; None: nothing."""
+        c = self.recurrent
+        if not c.scales:
+            return None
+        counts = torch.tensor([c.values, c.values, c.keys, c.keys, c.value_heads])
+        return torch.tensor(c.scales).repeat_interleave(counts)
+
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         made = self.into(x)
         wide = torch.promote_types(made.dtype, torch.float32)
         states = Texts() if store is None else store.states
         assert states is not None
-        out: Tensor = self.out(self._mixed(made.to(wide), states).to(x.dtype))
+        made = made.to(wide)
+        if self.recurrent.scales:
+            made = made * self.scale().to(made)  # type: ignore[union-attr]
+        out: Tensor = self.out(self._mixed(made, states).to(x.dtype))
         return out
 
     def _gates(self, made: Tensor) -> tuple[Tensor, Tensor]:

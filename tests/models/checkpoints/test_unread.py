@@ -128,7 +128,8 @@ MORE: dict[str, list[Any]] = {  # keys of any class, tried on all families
     **{key: [0.5] for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "attention_dropout")},
     "tie_word_embeddings": [True, False],
 }
-RUNS = {"return_dict", "num_hidden_layers"}  # transformers cannot run these; a model's first layers are one here
+# transformers cannot run these; a model's first layers are one here
+RUNS = {"return_dict", "num_hidden_layers", "output_router_logits"}
 
 
 def _others(value: Any) -> list[Any]:

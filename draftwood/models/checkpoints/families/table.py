@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, llama, parallel
+from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, hybrid, llama, parallel
 from draftwood.models.checkpoints.families.family import PAIRS, Family
+from draftwood.models.checkpoints.families.hybrid_names import (
+    FALCON_H1,
+    GRANITE_HYBRID,
+    LFM_2,
+    QWEN_3_5,
+)
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
 FAMILIES: dict[str, Family] = {
@@ -33,6 +39,10 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(experts.olmoe, experts.OLMOE),
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
     "glm4_moe": Family(experts.glm4_moe, experts.GLM_4_MOE),
+    "qwen3_5_text": Family(hybrid.qwen3_5, QWEN_3_5),
+    "lfm2": Family(hybrid.lfm2, LFM_2),
+    "falcon_h1": Family(hybrid.falcon_h1, FALCON_H1),
+    "granitemoehybrid": Family(hybrid.granite_hybrid, GRANITE_HYBRID),
     "gpt_oss": Family(experts.gpt_oss, experts.GPT_OSS, "model.", experts.STACKED, experts.GPT_OSS_ORDERS),
     "smollm3": Family(dense.smollm3, LLAMA),
     "olmo": Family(dense.olmo, dense.OLMO),

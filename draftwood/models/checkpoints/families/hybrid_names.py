@@ -1,0 +1,57 @@
+"""The names of parameters in the checkpoints of families with recurrent layers; see `tensor_names`."""
+
+from __future__ import annotations
+
+from draftwood.models.checkpoints.tensor_names import LLAMA, QWEN_3, Names, both
+
+_LAYER = "model.layers.{i}"
+
+
+def _recurrent(module: str, into: tuple[str, ...] = ("in_proj",), conv: str = "conv1d", part: str = "mixer") -> Names:
+    """The parameters of a recurrent part of a layer, which a checkpoint has in a module of the layer."""
+    ours, theirs = f"layers.{{i}}.{part}", f"{_LAYER}.{module}"
+    names: Names = {
+        f"{ours}.conv": (f"{theirs}.{conv}.weight",),
+        f"{ours}.conv_bias": (f"{theirs}.{conv}.bias",),
+        f"{ours}.decay_log": (f"{theirs}.A_log",),
+        f"{ours}.step_bias": (f"{theirs}.dt_bias",),
+        f"{ours}.skip": (f"{theirs}.D",),
+        f"{ours}.gated_norm": (f"{theirs}.norm.weight",),
+    }
+    for leaf in ("weight", "bias"):
+        names[f"{ours}.into.{leaf}"] = tuple(f"{theirs}.{name}.{leaf}" for name in into)
+        names[f"{ours}.out.{leaf}"] = (f"{theirs}.out_proj.{leaf}",)
+    return names
+
+
+QWEN_3_5: Names = {**QWEN_3, **_recurrent("linear_attn", tuple(f"in_proj_{x}" for x in ("z", "qkv", "b", "a")))}
+
+LFM_2: Names = {
+    **LLAMA,
+    **_recurrent("conv", conv="conv"),
+    "norm": ("model.embedding_norm.weight",),
+    "layers.{i}.mixer.norm": (f"{_LAYER}.operator_norm.weight",),
+    "layers.{i}.mixer.q_norm": (f"{_LAYER}.self_attn.q_layernorm.weight",),
+    "layers.{i}.mixer.k_norm": (f"{_LAYER}.self_attn.k_layernorm.weight",),
+    "layers.{i}.mixer.o.weight": (f"{_LAYER}.self_attn.out_proj.weight",),
+    "layers.{i}.feed.norm": (f"{_LAYER}.ffn_norm.weight",),
+    "layers.{i}.feed.gate_up.weight": (f"{_LAYER}.feed_forward.w1.weight", f"{_LAYER}.feed_forward.w3.weight"),
+    "layers.{i}.feed.down.weight": (f"{_LAYER}.feed_forward.w2.weight",),
+}
+
+GRANITE_HYBRID: Names = {
+    **LLAMA,
+    **_recurrent("mamba"),
+    "layers.{i}.feed.gate_up.weight": (f"{_LAYER}.shared_mlp.input_linear.weight",),
+    "layers.{i}.feed.down.weight": (f"{_LAYER}.shared_mlp.output_linear.weight",),
+}
+
+FALCON_H1: Names = {
+    **LLAMA,
+    **_recurrent("mamba", part="beside"),
+    **both("layers.{i}.feed.gate_up", *(f"{_LAYER}.feed_forward.{x}_proj" for x in ("gate", "up"))),
+    **both("layers.{i}.feed.down", f"{_LAYER}.feed_forward.down_proj"),
+    "norm": ("model.final_layernorm.weight",),
+    "layers.{i}.beside.norm": (f"{_LAYER}.input_layernorm.weight",),
+    "layers.{i}.feed.norm": (f"{_LAYER}.pre_ff_layernorm.weight",),
+}

@@ -1,0 +1,174 @@
+#include "recurrent.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace dw {
+
+constexpr int64_t CHANNELS = 256;  // of a short convolution that are walked together
+constexpr int64_t MOST = 16;       // tokens that a convolution sees, at most
+
+Recurrence::Recurrence(const dw_recurrence& given) : r(given), conv(static_cast<size_t>(given.kernel) * given.channels) {
+  if (r.kernel < 1 || r.kernel > MOST) throw std::invalid_argument("a convolution sees 1 to 16 tokens");
+  for (int64_t c = 0; c < r.channels; c++)
+    for (int64_t j = 0; j < r.kernel; j++) conv[j * r.channels + c] = r.conv[c * r.kernel + j];
+  r.conv = nullptr;
+}
+
+int64_t Recurrence::items() const { return convolution() ? (r.channels + CHANNELS - 1) / CHANNELS : r.value_heads; }
+
+// Runs of channels that a part of a state reads, and where the convolution's outputs of each begin.
+namespace {
+struct Run {
+  int64_t first, count;
+};
+
+// Up to three runs: query, key and value of a head; a block of channels.
+int runs(const Recurrence& me, int64_t item, Run* run) {
+  const dw_recurrence& r = me.r;
+  if (me.convolution()) {
+    run[0] = {item * CHANNELS, std::min<int64_t>(CHANNELS, r.channels - item * CHANNELS)};
+    return 1;
+  }
+  const int64_t group = item / (r.value_heads / r.key_heads), keys = me.keys(), values = me.values();
+  const bool delta = r.kind == DW_DELTA;
+  run[0] = {(delta ? 0 : values + keys) + group * r.key_dim, r.key_dim};            // query
+  run[1] = {(delta ? keys : values) + group * r.key_dim, r.key_dim};                // key
+  run[2] = {(delta ? 2 * keys : 0) + item * r.value_dim, r.value_dim};              // value
+  return 3;
+}
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+}  // namespace
+
+int64_t Recurrence::scratch(const dw_walks& walks) const {
+  const int64_t own = convolution() ? CHANNELS : 2 * r.key_dim + r.value_dim;
+  const int64_t state = (r.kernel - 1) * own + static_cast<int64_t>(r.key_dim) * r.value_dim;
+  return up(state, 16) * (2 + walks.branches) + up(own, 16) * 2;
+}
+
+void Recurrence::save(const dw_walks& walks, int64_t number, const float* made, int64_t stride) const {
+  const float* row = made + walks.saved[number] * stride;
+  float* to = walks.pool + walks.places[number] * walks.pool_stride + r.input_at;
+  if (!convolution()) std::memcpy(to, row + values(), 4 * r.inputs);
+  else
+    for (int64_t c = 0; c < r.channels; c++) to[c] = row[c] * row[2 * r.channels + c];
+}
+
+void Recurrence::walk(const Kernels& k, const dw_walks& walks, int64_t walk, int64_t item, const float* made, int64_t stride, float* out,
+                      float* tmp) const {
+  Run run[3];
+  const int count = runs(*this, item, run);
+  int64_t own = 0;
+  for (int i = 0; i < count; i++) own += run[i].count;
+  const int64_t window = (r.kernel - 1) * own, matrix = static_cast<int64_t>(r.key_dim) * r.value_dim, size = up(window + matrix, 16);
+  float *now = tmp, *taken = now + size, *token = taken + up(own, 16), *stack = token + up(own, 16);
+  const int64_t whole = (r.kernel - 1) * static_cast<int64_t>(r.channels);  // of a kept state: its window
+  int depth = 0;
+  std::vector<int32_t> above;  // steps whose states lie in the stack
+  // between a state in memory, of all channels and heads, and this part of it
+  auto load = [&](const float* state) {
+    if (!state) {
+      std::memset(now, 0, 4 * (window + matrix));
+      return;
+    }
+    state += r.state_at;
+    for (int64_t j = 0, at = 0; j < r.kernel - 1; j++)
+      for (int i = 0; i < count; at += run[i].count, i++) std::memcpy(now + at, state + j * r.channels + run[i].first, 4 * run[i].count);
+    std::memcpy(now + window, state + whole + item * matrix, 4 * matrix);
+  };
+  auto keep = [&](float* state) {
+    state += r.state_at;
+    const bool first = convolution() || item % (r.value_heads / r.key_heads) == 0;  // heads that share a key: one writes it
+    for (int64_t j = 0, at = 0; j < r.kernel - 1; j++)
+      for (int i = 0; i < count; at += run[i].count, i++)
+        if (first || i == 2) std::memcpy(state + j * r.channels + run[i].first, now + at, 4 * run[i].count);
+    std::memcpy(state + whole + item * matrix, now + window, 4 * matrix);
+  };
+  for (int64_t s = walk ? walks.end[walk - 1] : 0; s < walks.end[walk]; s++) {
+    const int32_t parent = walks.parent[s], source = walks.source[s];
+    if (parent < 0) load(walks.starts[-1 - parent]);
+    else if (parent != s - 1) {
+      while (above[depth - 1] != parent) above.pop_back(), depth--;
+      std::memcpy(now, stack + (depth - 1) * size, 4 * (window + matrix));
+    }
+    // the token's inputs of these channels, behind those in the window
+    const float* row = source < 0 ? walks.pool + (-1 - static_cast<int64_t>(source)) * walks.pool_stride + r.input_at
+                                  : made + source * stride + (convolution() ? 0 : values());
+    for (int64_t i = 0, at = 0; i < count; at += run[i].count, i++) std::memcpy(token + at, row + run[i].first, 4 * run[i].count);
+    if (convolution() && source >= 0)
+      for (int64_t c = 0; c < own; c++) token[c] *= row[2 * r.channels + run[0].first + c];
+    float* answer = source < 0 ? nullptr : out + source * outputs() + (convolution() ? run[0].first : item * r.value_dim);
+    const float* seen[MOST];
+    for (int64_t i = 0, at = 0; i < count; at += run[i].count, i++) {
+      for (int64_t j = 0; j < r.kernel; j++) seen[j] = j + 1 < r.kernel ? now + j * own + at : token + at;
+      float* to = convolution() && answer ? answer : taken + at;
+      k.convolve(seen, r.kernel, conv.data() + run[i].first, r.channels, r.conv_bias ? r.conv_bias + run[i].first : nullptr, run[i].count,
+                 !convolution(), to);
+    }
+    if (window) {
+      std::memmove(now, now + own, 4 * (window - own));
+      std::memcpy(now + window - own, token, 4 * own);
+    }
+    if (!convolution()) {
+      float *query = taken, *key = query + r.key_dim, *value = key + r.key_dim;
+      const float* gates = row + r.channels;
+      float decay, beta = 0;
+      if (r.kind == DW_DELTA) {
+        decay = std::exp(r.decay[item] * softplus(gates[r.value_heads + item] + r.step_bias[item]));
+        beta = 1 / (1 + std::exp(-gates[item]));
+        const float length = 1 / std::sqrt(static_cast<float>(r.key_dim));
+        for (float* part : {query, key}) k.norm(false, part, nullptr, nullptr, r.key_dim, 1e-6f / r.key_dim, part);
+        for (int64_t d = 0; d < r.key_dim; d++) query[d] *= length * length, key[d] *= length;
+      } else {
+        const float step = std::min(std::max(softplus(gates[item] + r.step_bias[item]), r.step_least), r.step_most);
+        decay = std::exp(r.decay[item] * step);
+        if (answer)
+          for (int64_t d = 0; d < r.value_dim; d++) token[d] = r.skip[item] * value[d];
+        for (int64_t d = 0; d < r.value_dim; d++) value[d] *= step;
+      }
+      float* got = answer ? answer : value;  // of a token that is folded again nobody reads it
+      k.recur(now + window, r.key_dim, r.value_dim, key, query, value, decay, r.kind == DW_DELTA ? &beta : nullptr, got);
+      if (answer && r.kind != DW_DELTA)
+        for (int64_t d = 0; d < r.value_dim; d++) answer[d] += token[d];
+    }
+    if (walks.keep[s] >= 0) keep(walks.kept[walks.keep[s]]);
+    if (walks.branch[s]) {
+      std::memcpy(stack + depth++ * size, now, 4 * (window + matrix));
+      above.push_back(static_cast<int32_t>(s));
+    }
+  }
+}
+
+void Recurrence::finish(const Kernels& k, const float* made, float* given, float* out) const {
+  if (convolution()) {
+    for (int64_t c = 0; c < r.channels; c++) out[c] = made[r.channels + c] * given[c];
+    return;
+  }
+  const int64_t n = values(), groups = r.kind == DW_DELTA ? r.value_heads : r.norm_groups, size = n / groups;
+  if (!r.norm || r.gate_first) k.activate(SILU, made, given, n, r.norm ? given : out);
+  if (!r.norm) return;
+  for (int64_t g = 0; g < groups; g++)
+    k.norm(false, given + g * size, r.norm + (r.kind == DW_DELTA ? 0 : g * size), nullptr, size, r.eps, out + g * size);
+  if (!r.gate_first) k.activate(SILU, made, out, n, out);
+}
+
+const char* wrong(const dw_walks& walks, int64_t rows) {
+  auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
+  for (int64_t w = 0; w < walks.walks; w++)
+    for (int64_t first = w ? walks.end[w - 1] : 0, s = first; s < walks.end[w]; s++) {
+      if (walks.parent[s] < 0 ? !within(-1 - static_cast<int64_t>(walks.parent[s]), walks.starts_count) : !within(walks.parent[s] - first, s - first))
+        return "a step goes on from one that is not there";
+      if (walks.parent[s] >= 0 && walks.parent[s] != s - 1 && !walks.branch[walks.parent[s]]) return "a step goes on from one that is gone";
+      if (walks.source[s] < 0 ? !within(-1 - static_cast<int64_t>(walks.source[s]), walks.pool_rows) : walks.source[s] >= rows)
+        return "a step reads inputs that are not there";
+      if (walks.keep[s] >= walks.kept_count) return "a state is kept where there is no room";
+    }
+  for (int64_t i = 0; i < walks.saved_count; i++)
+    if (!within(walks.saved[i], rows) || !within(walks.places[i], walks.pool_rows)) return "inputs are kept where there is no room";
+  return nullptr;
+}
+
+}  // namespace dw
