@@ -122,7 +122,12 @@ def _node(forest: Forest, parent: int, token: int) -> int | None:
 
 def looks(method: Method) -> bool:
     """True where a method drafts by lookup, alone or beside models."""
-    return isinstance(method, Lookup) or bool(getattr(method, "lookup", False))
+    return copies_alone(method) or bool(getattr(method, "lookup", False))
+
+
+def copies_alone(method: Method) -> bool:
+    """True where lookup is all that drafts, by copies."""
+    return isinstance(method, Lookup) and method.drafts == "copied"
 
 
 def required(method: Method) -> frozenset[str]:
@@ -148,13 +153,13 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
         "end of text inside a run",
         "drafts up to the limit",
     }
-    if not isinstance(method, Lookup):
+    if not copies_alone(method):
         undrawn = method.verifier().coupled or options.get("drafts") == "best"
         kinds |= {"best draft" if undrawn else "drawn draft"}
         if options.get("draws") == "greedy" and max(_widths(method)) > 1:
             kinds |= {"best draft"}
     result |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
-    if looks(method) and not isinstance(method, Lookup):
+    if looks(method) and not copies_alone(method):
         result |= DRAFT_BEHIND_COPY
     if max(max_depth, len(_widths(method))) > 1:
         result |= {"rejected behind accepted drafts", "rejected with drafts below"}

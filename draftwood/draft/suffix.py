@@ -7,15 +7,18 @@ has the longest match at every time, in O(1) amortised time a token. Saxena 2023
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from draftwood.core.forest import Forest
 from draftwood.depth.acceptance import PRIOR_TRIALS, ConfidenceRates, bin_of
+from draftwood.errors import ConfigurationError
 
 ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
 FAINT = 0.02  # least chance that all of a draft is accepted
+MOST_OF_CORPUS = 1 << 18  # tokens of a corpus, about 0.6 kB each
 EARLIER = 32768  # tokens of earlier answers that are kept at least, and twice as many at most
 
 
@@ -140,10 +143,38 @@ class Match:
 
 @dataclass(slots=True)
 class EarlierAnswers:
-    """Answers of an engine's requests that asked to share theirs, in two automata: the older one goes in the end."""
+    """Answers of an engine's requests that asked to share theirs, in two automata: the older one goes in the end.
+
+    Texts of files, which `encode` turns into tokens, are kept beside them.
+    """
 
     most: int = EARLIER
+    encode: Callable[[str], Sequence[int]] | None = None
     texts: list[SuffixAutomaton] = field(default_factory=lambda: [SuffixAutomaton()])
+    files: dict[str, SuffixAutomaton] = field(default_factory=dict)
+
+    def emptied(self) -> EarlierAnswers:
+        """Without any answer, but with the files."""
+        return replace(self, texts=[SuffixAutomaton()])
+
+    def corpus(self, path: str) -> SuffixAutomaton:
+        """The text of a file, read when it is first asked for; ConfigurationError where that cannot be done."""
+        if path not in self.files:
+            if self.encode is None:
+                raise ConfigurationError("this engine has no tokenizer, so it cannot read a corpus; leave corpus out")
+            try:
+                tokens = self.encode(Path(path).read_text("utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"the corpus {path} cannot be read; name a text file in UTF-8") from error
+            if len(tokens) > MOST_OF_CORPUS:
+                raise ConfigurationError(
+                    f"the corpus {path} has {len(tokens):,} tokens, but at most {MOST_OF_CORPUS:,} are searched; cut it"
+                )
+            text = SuffixAutomaton()
+            for token in tokens:
+                text.append(token)
+            self.files[path] = text
+        return self.files[path]
 
     def add(self, answer: Sequence[int]) -> None:
         """Keep an answer; no match goes from one to the next."""
@@ -164,6 +195,7 @@ class SuffixLookup:
 
     least: int = 1  # tokens of a match
     shared: bool = False
+    corpus: str | None = None  # a file of text that is searched too
     _text: SuffixAutomaton = field(init=False, default_factory=SuffixAutomaton)
     _others: list[Match] = field(init=False, default_factory=list)  # of the text in earlier answers, the latest first
     _earlier: EarlierAnswers | None = field(init=False, default=None)
@@ -176,6 +208,8 @@ class SuffixLookup:
         if self.shared:
             self._earlier = earlier
             self._others = [Match(texts) for texts in reversed(earlier.texts)]
+        if self.corpus is not None:
+            self._others.append(Match(earlier.corpus(self.corpus)))
 
     def continuation(self, forest: Forest, most: int, path: Sequence[int] = ()) -> list[tuple[int, float]]:
         """(token, chance to be accepted if all before it are) of the draft below the only root.

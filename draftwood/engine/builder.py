@@ -55,7 +55,7 @@ class GenerationBuilder:
         self.scheduler, self.budget, self.load_aware = scheduler, budget, load_aware
         self.caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self.prepare: Callable[[Generation], object] | None = None  # called with each generation; may change its parts
-        self.earlier_answers = EarlierAnswers()
+        self.earlier_answers = EarlierAnswers(encode=None if tokenizer is None else self._encoded)
         self._lock = RLock()
         self._given_models: dict[object, Sequence[CausalModel]] = {}  # see `set_models`; by `Method.drafts_from`
         self._models: dict[object, Sequence[CausalModel]] = {}  # as methods make or load them
@@ -136,6 +136,11 @@ class GenerationBuilder:
             request.cancelled,
             request.min_new_tokens,
         )
+
+    def _encoded(self, text: str) -> list[int]:
+        """Tokens of a text that is searched for matches: nothing begins with it."""
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text, add_special=False)
 
     def _stop(self, request: Request) -> StopStrings | None:
         """The check for stop strings of texts that are not emitted yet."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from draftwood.core.records import Kind, Round
-from draftwood.draft import EarlierAnswers
 from draftwood.engine.batching import BatchFailed, BatchInterrupted, completed, entries
 from draftwood.engine.builder import GenerationBuilder
 from draftwood.engine.generation import Generation
@@ -166,7 +165,7 @@ class Engine:
 
     def forget_answers(self) -> None:
         """Forget the answers that requests with `lookup`, shared=true, left for others."""
-        self.builder.earlier_answers = EarlierAnswers()
+        self.builder.earlier_answers = self.builder.earlier_answers.emptied()
 
     @lists_options
     def generate(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
-from draftwood.draft import CertainDrafter, ModelDrafter, SuffixLookup
+from draftwood.draft import CertainDrafter, ModelDrafter, NgramSource, SuffixLookup
 from draftwood.draft.base import Source
-from draftwood.methods.base import Method, Parts
+from draftwood.methods.base import FILE, Method, Parts
 from draftwood.methods.options import (
     DEEPEST,
     Chain,
@@ -282,31 +282,54 @@ class Fork(OneHypothesis):
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
 
 
-class Lookup(UndrawnMethod):
+class Lookup(SequenceMethod):
     """Prompt lookup: drafts the tokens that followed the longest earlier match of the last tokens.
 
     A suffix automaton of prompt and output finds matches of any length, at negligible cost. The match's length and how
     often each continuation followed it give the confidence of a draft, by which depth=auto (where no gamma is named)
     decides how much of it is worth verifying. With `shared`, earlier answers of the engine are searched too;
-    verification is then coupled, since an earlier answer under the same seed would know what is drawn.
+    verification is then coupled, since an earlier answer under the same seed would know what is drawn. A `corpus` is
+    searched likewise, and by any rule: it knows nothing of what is drawn.
+
+    A sampled text often goes on in another way than it did before. With drafts=drawn tokens are drawn from counts of
+    what followed such matches, and verified by these chances: exact, and more of them are accepted.
     """
 
     name = "lookup"
     summary = "n-gram matches in prompt and output as drafts; needs no draft model"
 
     gamma: Gamma = DEEPEST
+    verify: Literal["traversal", "rejection", "coupled"] = Field(
+        default="rejection", description=LOSSLESS + "; traversal for drawn drafts alone"
+    )
+    drafts: Literal["copied", "drawn"] = Field(
+        default="copied", description="the likeliest continuation, or draws from counts of all that were seen"
+    )
     min_ngram: int = Field(default=1, ge=1, le=16, description="shortest match to use, in tokens")
     shared: bool = Field(default=False, description="also search earlier answers of the engine, and add this one")
+    corpus: Annotated[str | None, FILE] = Field(
+        default=None, min_length=1, description="a file of text to search too, such as documentation or earlier logs"
+    )
     depth: Depth = "auto"
 
     sizes = ("gamma",)
 
     @classmethod
     def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return ({"verify": "coupled"} if options.get("shared") else {}) | super().with_implied(options)
+        verify = {"verify": "coupled"} if options.get("shared") else {}
+        verify = {"verify": "traversal"} if options.get("drafts") == "drawn" else verify
+        return verify | super().with_implied(options)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.drafts == "drawn":
+            if self.shared or self.corpus is not None or self.min_ngram > 1:
+                raise ValueError(
+                    "drafts=drawn counts all matches in prompt and output; leave out shared, corpus and min_ngram"
+                )
+            return self
+        if self.verify == "traversal":
+            raise ValueError(WITHOUT["traversal"].format(name="lookup with drafts=copied"))
         if self.shared and self.verify != "coupled":
             raise ValueError(
                 "an earlier answer under the same seed would be a draft that knows what is drawn, so shared=true goes "
@@ -317,6 +340,9 @@ class Lookup(UndrawnMethod):
         return self
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        lookup = SuffixLookup(self.min_ngram, self.shared)
+        if self.drafts == "drawn":
+            depth = controller(self.depth, self.gamma, (), target, hidden=False)
+            return Parts(ModelDrafter([NgramSource(target.model)]), self.verifier(), depth)
+        lookup = SuffixLookup(self.min_ngram, self.shared, self.corpus)
         depth = controller(self.depth, self.gamma, (), target, lookup=True)
         return Parts(ModelDrafter((), lookup=lookup), self.verifier(), depth)

@@ -54,6 +54,7 @@ MORE_OPTIONS: list[dict[str, Any]] = [
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
     *({"name": "dsbd", "drafter": each, "draft_width": 3, "gamma": 2} for each in ("exit", "eagle", "skip", "lookup")),
     *({"name": "speculative-beam-search", "drafter": each} for each in ("exit", "eagle", "skip", "lookup")),
+    {"name": "lookup", "drafts": "drawn", "gamma": 2},
     {"name": "speculative", "gamma": 3},
     {"name": "specinfer", "expansion": [2, 1]},
     {"name": "mcsd", "tree": [2, 2]},

@@ -1,10 +1,12 @@
 """Lookup: the automaton beside searches of the whole text, what is proposed and how sure it is, shared answers."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from draftwood import Engine, SamplingParams, TabularModel
+from draftwood import ConfigurationError, Engine, Method, SamplingParams, TabularModel, load
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.depth import Auto, Fixed, Load
 from draftwood.depth.acceptance import PRIOR_TRIALS
@@ -193,3 +195,41 @@ def test_answers_are_shared_among_requests_that_ask_for_it_only() -> None:
     assert asked() == alone
     engine.forget_answers()
     assert asked(shared=True) == alone
+
+
+# -- a corpus ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_searched(tmp_path: Path) -> None:
+    """What was written before, in a file: the same text in fewer rounds, also when answers are forgotten."""
+    engine, file = Engine(TabularModel.random(40, seed=1, order=2)), tmp_path / "log.txt"
+    engine.builder.earlier_answers.encode = lambda text: list(map(int, text.split()))
+    options: dict[str, Any] = {"max_new_tokens": 30, "seed": 3}
+    plain = engine.generate([1, 2], {"name": "autoregressive", "verify": "coupled"}, **options)
+    alone = engine.generate([1, 2], {"name": "lookup", "verify": "coupled"}, **options)
+    file.write_text("7 1 2 " + " ".join(map(str, plain.tokens)), "utf-8")
+    method = {"name": "lookup", "corpus": str(file), "verify": "coupled"}
+    for _ in range(2):
+        found = engine.generate([1, 2], method, **options)
+        assert found.tokens == plain.tokens and len(found.rounds) < 0.6 * len(alone.rounds)
+        engine.forget_answers()
+    unlike = Method.parse({"name": "lookup", "corpus": str(file)})
+    assert unlike.files == [str(file)] and unlike.verifier().name == "rejection"
+    assert len(engine.generate([1, 2], {"name": "lookup", "verify": "coupled"}, **options).rounds) == len(alone.rounds)
+
+
+def test_corpora_that_cannot_be_searched(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, file = load(target), tmp_path / "log.txt"
+    file.write_text("word " * 50, "utf-8")
+    method = {"name": "lookup", "corpus": str(file)}
+    monkeypatch.setattr("draftwood.draft.suffix.MOST_OF_CORPUS", 20)
+    with pytest.raises(ConfigurationError, match="tokens, but at most 20 are searched; cut it"):
+        engine.generate("ab", method=method)
+    with pytest.raises(ConfigurationError, match="no tokenizer, so it cannot read a corpus"):
+        Engine(TabularModel.random(5, seed=1)).generate([1, 2], method)
+    with pytest.raises(ConfigurationError, match="cannot be read; name a text file"):
+        engine.generate("ab", method={"name": "lookup", "corpus": str(tmp_path / "nothing")})
+    with pytest.raises(ConfigurationError, match="leave out shared, corpus and min_ngram"):
+        Method.parse({**method, "drafts": "drawn"})
+    with pytest.raises(ConfigurationError, match="lookup with drafts=copied draws none"):
+        Method.parse({"name": "lookup", "verify": "traversal"})
