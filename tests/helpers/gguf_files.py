@@ -36,6 +36,24 @@ def matrices(kind: str) -> Stored:
 PLAIN = matrices("F32")
 
 
+ARCHITECTURES = {  # of model types that are called otherwise
+    **{"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "cohere": "command-r"},
+    **{"phi": "phi2", "gpt_neox": "gptneox"},
+}
+TURNED = ("llama", "smollm3", "olmo", "granite", "arcee")  # whose queries and keys llama.cpp's converter reorders
+GPT_2_KEYS = {
+    **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
+    **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
+}
+WINDOWED = ("phi3", "gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "starcoder2")
+OWN_KEYS = {  # of config.json, as metadata has them
+    **{"clip_qkv": "attention.clamp_kqv", "embedding_multiplier": "embedding_scale"},
+    **{"attention_multiplier": "attention.scale", "residual_multiplier": "residual_scale"},
+    **{"logits_scaling": "logit_scale", "logit_scale": "logit_scale"},
+    "use_parallel_residual": "use_parallel_residual",
+}
+
+
 def write(
     directory: Path,
     path: Path,
@@ -51,9 +69,12 @@ def write(
     is not written.
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
-    arch = raw["model_type"].removesuffix("_text")
+    arch = ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
     tensors = load_file(directory / "model.safetensors")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], raw["num_hidden_layers"])
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    if raw["model_type"] == "gpt2":
+        raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     for key, value in {**_shape(raw, arch, heads), **metadata}.items():
@@ -63,10 +84,14 @@ def write(
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+        if arch == "gptneox" and "query_key_value" in name:
+            array = array.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        if arch == "gpt2" and array.ndim > 1 and ".h." in name:
+            array = array.T
+        if arch in TURNED and ("q_proj" in name or "k_proj" in name):
             count = heads if "q_proj" in name else raw["num_key_value_heads"]
             array = rotary_rows(array.reshape(len(array), -1), count).reshape(array.shape)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             array = array + 1
         there = names.get_name(name, (".weight", ".bias"))
         data, kind = stored(there, array)
@@ -102,17 +127,19 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
-    rope = raw["rope_parameters"]
-    local = rope.get("sliding_attention", {})
+    rope = raw.get("rope_parameters") or {"rope_theta": 10000.0}
+    local = rope.get("sliding_attention") or {}
     rope = rope.get("full_attention", rope)
+    layered = raw.get("layer_norm_eps", raw.get("norm_epsilon", raw.get("norm_eps", raw.get("layer_norm_epsilon"))))
     values = {
         "context_length": raw["max_position_embeddings"],
         "embedding_length": raw["hidden_size"],
         "block_count": raw["num_hidden_layers"],
         "feed_forward_length": raw["intermediate_size"],
         "attention.head_count": heads,
-        "attention.head_count_kv": raw["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": raw["rms_norm_eps"],
+        "attention.head_count_kv": raw.get("num_key_value_heads", heads),
+        "attention.layer_norm_rms_epsilon": None if layered else raw.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": layered or (1e-5 if arch == "olmo" else None),
         **dict.fromkeys(("attention.key_length", "attention.value_length"), raw.get("head_dim")),
         "rope.freq_base": float(rope["rope_theta"]),
         "rope.freq_base_swa": local.get("rope_theta") and float(local["rope_theta"]),
@@ -125,11 +152,11 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     if rope.get("rope_type") == "longrope":
         values["rope.scaling.original_context_length"] = raw["original_max_position_embeddings"]
         values["rope.scaling.attn_factor"] = float(rope["attention_factor"])
-    if arch == "phi3":
-        part = rope.get("partial_rotary_factor", 1.0)
-        values["rope.dimension_count"] = int(part * raw["hidden_size"] // heads)
-    if arch in ("phi3", "gemma2", "gemma3"):
-        values["attention.sliding_window"] = raw["sliding_window"]
+    part = rope.get("partial_rotary_factor", 1.0)
+    if arch == "phi3" or part != 1:
+        values["rope.dimension_count"] = int(part * (raw.get("head_dim") or raw["hidden_size"] // heads))
+    values["attention.sliding_window"] = raw.get("sliding_window") if arch in WINDOWED else None
+    values |= {name: raw[key] for key, name in OWN_KEYS.items() if raw.get(key) is not None}
     if arch.startswith("gemma"):
         values |= {key: raw.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
     return {key: value for key, value in values.items() if value is not None}
@@ -137,7 +164,7 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
 
 def _rotary_tensors(raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The scalings of Llama 3.1 and LongRoPE as llama.cpp's converter writes them."""
-    rope = raw["rope_parameters"]
+    rope = raw.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{kind}.weight": np.float32(rope[f"{kind}_factor"]) for kind in ("short", "long")}
     if rope.get("rope_type") != "llama3":

@@ -19,16 +19,13 @@ from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.table import FAMILIES
+from draftwood.models.checkpoints.gguf_architectures import ARCHITECTURES
 from draftwood.models.checkpoints.safetensors_weights import sliced
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
 from draftwood.util.safe_parsing import short_repr
 
-FAMILY_OF = {  # of each of the format's architectures
-    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2")},
-    "gemma3": "gemma3_text",
-}
-LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")  # names of one number
 HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other keys say
     *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
     *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
@@ -54,15 +51,18 @@ class GgufWeights:
             raise ModelError(
                 f"{self.source} holds a part for a model ({short_repr(purpose)}), and no model; give the model"
             )
-        kind = FAMILY_OF.get(self.architecture)
-        if kind is None:
+        architecture = ARCHITECTURES.get(self.architecture)
+        if architecture is None:
             raise ModelError(
                 f"{self.source}: architecture {short_repr(self.architecture)} is not supported "
-                f"({', '.join(sorted(FAMILY_OF))} are); give a model of one of these"
+                f"({', '.join(sorted(ARCHITECTURES))} are); give a model of one of these"
             )
-        family = FAMILIES[kind]
         shape = self._shape()
-        raw = {"model_type": kind, **shape, **self._attention(kind, shape)}
+        raw = {"model_type": architecture.family, **shape, "rope_parameters": self._rope(shape["head_dim"])}
+        raw |= architecture.read(self, raw)
+        family = FAMILIES[raw["model_type"]]
+        if architecture.plain_rows:
+            family = replace(family, transposed=frozenset(), orders={})
         try:
             config = family.config(raw)
         except ModelError as error:
@@ -78,7 +78,11 @@ class GgufWeights:
         own_names = [known.get_name(name.replace("{i}", "0"), (".weight", ".bias")) or name for name in names]
         return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)
 
-    def _value(self, key: str, default: Any = None) -> Any:
+    def array(self, key: str) -> list[Any]:
+        """The values of an array of the metadata; none where there is none."""
+        return self.file.array(self._asking(key))
+
+    def value(self, key: str, default: Any = None) -> Any:
         """A value of the metadata; an array of equal values, one for each layer, is one."""
         name = self._asking(key)
         value = self.file.metadata.get(name, default)
@@ -99,7 +103,7 @@ class GgufWeights:
 
     def _check_unread(self) -> None:
         """Raise a ModelError for a key of the architecture that says something and that nobody has read."""
-        context = self._value("context_length")
+        context = self.value("context_length")
         for name, value in self.file.metadata.items():
             if not name.startswith(f"{self.architecture}.") or name in self._asked:
                 continue
@@ -113,7 +117,7 @@ class GgufWeights:
                 )
 
     def _whole(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
+        value = self.value(key, default)
         if type(value) is not int or not 0 < value < 2**31:
             raise ModelError(
                 f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else short_repr(value)}, but "
@@ -133,9 +137,9 @@ class GgufWeights:
                 f"{self.source} has keys of {head} and values of {values} components (attention.key_length and "
                 "value_length), which is not supported; give a model where they are alike"
             )
-        if self._value("attention.causal", True) is not True:
+        if self.value("attention.causal", True) is not True:
             raise ModelError(f"{self.source}: attention.causal is false, so it cannot write; give a causal model")
-        if self._value("expert_count"):
+        if self.value("expert_count"):
             raise ModelError(f"{self.source} is a mixture of experts, which is not supported; give a dense model")
         return {
             "vocab_size": self.shape("token_embd.weight")[0][0],
@@ -146,15 +150,15 @@ class GgufWeights:
             "num_key_value_heads": self._whole("attention.head_count_kv", heads),
             "head_dim": head,
             "max_position_embeddings": self._whole("context_length"),
-            "rms_norm_eps": self._epsilon(),
+            **dict.fromkeys(EPSILONS, self._epsilon()),
             "tie_word_embeddings": not self.has("output.weight"),
-            "attention_bias": self.has("blk.0.attn_q.bias"),
+            "attention_bias": self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias"),
             "mlp_bias": self.has("blk.0.ffn_down.bias"),
         }
 
     def _epsilon(self) -> float:
         """The epsilon of the norms, which must be in the file: a family's default would be a guess."""
-        epsilon = self._value("attention.layer_norm_rms_epsilon")
+        epsilon = self.value("attention.layer_norm_rms_epsilon", self.value("attention.layer_norm_epsilon"))
         if epsilon is None:
             raise ModelError(
                 f"{self.source}: {self.architecture}.attention.layer_norm_rms_epsilon is missing; fetch the file, or "
@@ -162,53 +166,29 @@ class GgufWeights:
             )
         return epsilon  # type: ignore[no-any-return]  # what it is, is checked with the others
 
-    def _rope(self) -> Raw:
+    def _rope(self, head_dim: int) -> Raw:
         """Base and scaling of rotary positions, as config.json would have them."""
-        factor = self._value("rope.scaling.factor", self._value("rope.scale_linear"))
-        scaling = self._value("rope.scaling.type", "linear")
+        factor = self.value("rope.scaling.factor", self.value("rope.scale_linear"))
+        scaling = self.value("rope.scaling.type", "linear")
         if scaling == "none" or (scaling == "linear" and factor in (None, 0, 1)):
             scaling = "default"
-        rope = {"rope_theta": self._value("rope.freq_base", 10000.0), "rope_type": scaling, "factor": factor}
-        magnitude = self._value("rope.scaling.attn_factor", 1.0)
-        original = self._value("rope.scaling.original_context_length", self._value("context_length"))
+        rope = {"rope_theta": self.value("rope.freq_base", 10000.0), "rope_type": scaling, "factor": factor}
+        magnitude = self.value("rope.scaling.attn_factor", 1.0)
+        original = self.value("rope.scaling.original_context_length", self.value("context_length"))
         if self.has("rope_factors_long.weight"):
             rope |= {"rope_type": "longrope", "attention_factor": magnitude}
             rope |= {f"{kind}_factor": self._vector(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
         elif scaling == "yarn" and isinstance(factor, float) and factor > 0:  # llama.cpp: ggml_rope_yarn
             rope["attention_factor"] = magnitude * (1 + 0.1 * math.log(max(1.0, factor)))
-            rope |= {key: self._value(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+            rope |= {key: self.value(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
         elif scaling == "yarn":
             raise ModelError(f"{self.source}: rope.scaling.factor is {short_repr(factor)}; convert the model again")
-        return {**rope, "original_max_position_embeddings": original} if rope["rope_type"] in SHORT_TRAINED else rope
-
-    def _attention(self, kind: str, shape: Raw) -> Raw:
-        """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""
-        rope = self._rope()
-        rotated = self._whole("rope.dimension_count", shape["head_dim"])
-        if rotated != shape["head_dim"]:
-            rope["partial_rotary_factor"] = (rotated + 0.5) / shape["head_dim"]  # it is rounded down
-        if kind == "phi3":
-            window = self._value("attention.sliding_window") or None
-            return {**rope, "rope_parameters": rope, "sliding_window": window}
-        if kind not in ("gemma2", "gemma3_text"):
-            return {"rope_parameters": rope}
-        window = self._value("attention.sliding_window", 4096 if kind == "gemma2" else 0) or None
-        layers = range(1, shape["num_hidden_layers"] + 1)
-        limited = self.file.array(self._asking("attention.sliding_window_pattern"))  # of each layer
-        if not limited:
-            every = self._whole("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
-            limited = [i % every != 0 for i in layers]
-        largest = len(layers) == LARGEST_LAYERS[self.architecture]
-        heads = shape["num_attention_heads"]
-        caps = {key: self._value(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
-        local = {"rope_theta": self._value("rope.freq_base_swa", 10000.0)}
-        return {
-            **{key: value for key, value in caps.items() if value},
-            "rope_parameters": rope if kind == "gemma2" else {"full_attention": rope, "sliding_attention": local},
-            "query_pre_attn_scalar": shape["hidden_size"] // heads if largest else shape["head_dim"],
-            "sliding_window": window,
-            "layer_types": ["sliding_attention" if window and each else "full_attention" for each in limited],
-        }
+        if rope["rope_type"] in SHORT_TRAINED:
+            rope["original_max_position_embeddings"] = original
+        rotated = self._whole("rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            rope["partial_rotary_factor"] = (rotated + 0.5) / head_dim  # it is rounded down
+        return rope
 
     def _divisors(self, count: int) -> RopeDivisors:
         """Divisors of the rotary frequencies, which is how the scaling of Llama 3.1 is written."""
@@ -254,7 +234,7 @@ class GgufWeights:
         entry, order = self.file.tensors[sliced(name)[0]], self._order(name)
         if len(self.shape(name)[0]) == 1:
             values = gguf_file.weights(self._rows(name), entry.kind)[0].float()
-            if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+            if self.architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
                 values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
             place.copy_((values if order is None else values[order])[rows])
             return
@@ -279,7 +259,7 @@ class GgufWeights:
     def _order(self, name: str) -> np.ndarray[Any, Any] | None:
         """For each row of a tensor the file's row, or None: llama.cpp rotates neighbouring components, Llama halves."""
         heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
-        if self.architecture != "llama" or heads is None:
+        if not ARCHITECTURES[self.architecture].turned_pairs or heads is None:
             return None
         count, rows = self._whole(heads, self._whole("attention.head_count")), self.file.tensors[name].shape[0]
         return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -288,4 +268,5 @@ class GgufWeights:
 @lru_cache(8)
 def _name_map(architecture: str) -> Any:
     library = gguf_file.library()
-    return library.get_tensor_name_map(library.MODEL_ARCH[architecture.upper()], 1)
+    kinds = {name: kind for kind, name in library.MODEL_ARCH_NAMES.items()}
+    return library.get_tensor_name_map(kinds[architecture], 1)

@@ -46,6 +46,17 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
     "gemma2": (SCALE, {}),
     "gemma3": (SCALE, {"attention.sliding_window_pattern": 2}),
     "gemma3_scaled": (SCALE, {"attention.sliding_window_pattern": 3}),
+    **{
+        name: ({}, {})
+        for name in ("seed_oss", "arcee", "granite", "olmo", "olmo2", "ernie4_5", "glm", "glm4", "cohere")
+    },
+    **{name: ({}, {}) for name in ("phi", "gpt_neox", "gpt_neox_serial", "stablelm", "nemotron", "gpt2")},
+    "smollm3": ({"num_hidden_layers": 4, "no_rope_layer_interval": 4}, {}),
+    "hunyuan": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
+    "olmo3": ({}, {"attention.sliding_window_pattern": 2}),
+    "exaone4": ({}, {"attention.sliding_window_pattern": 2}),
+    "cohere2": ({}, {"attention.sliding_window_pattern": 2}),
+    "starcoder2": ({"sliding_window": None}, {}),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 32}
 

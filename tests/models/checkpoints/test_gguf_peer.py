@@ -37,6 +37,16 @@ IGNORED_CASE = ("tiny_aya", "cohere2moe")  # llama.cpp's expressions know no cas
 GELU = 5e-2  # llama.cpp looks it up in float16
 FILES = {**{name: ({}, {}) for name in ("plain", "biases", "tied", "llama3", "linear")}, **FAMILIES}
 FILES["phi3"] = ({"sliding_window": None}, {})  # which llama.cpp ignores
+FILES["ernie4_5"] = ({"use_bias": False}, {})  # the other kind is not loaded there
+FILES["olmo3"] = (  # whose YaRN llama.cpp computes otherwise than transformers
+    {
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "rope_parameters": None,
+    },
+    {},
+)
+del FILES["exaone4"]  # which has windows there in models of 64 layers only
 
 
 def words() -> dict[str, Any]:
@@ -67,7 +77,7 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     result = engine.generate(PROMPT, sampling={"temperature": 0}, max_new_tokens=24, ignore_eos=True)
     tokens = [*PROMPT, *result.tokens]
     logits, expected = ours(checkpoint.load(file), chain(tokens)), their_logits(file, tokens)
-    near = GELU if "gemma" in name else 5e-5
+    near = GELU if name.startswith(("gemma", "gpt", "phi", "starcoder")) and name[:4] != "phi3" else 5e-5
     torch.testing.assert_close(logits, expected, atol=near, rtol=0)
     best, written = expected[len(PROMPT) - 1 : -1].max(-1).values, torch.tensor(result.tokens)[:, None]
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()

@@ -1,0 +1,141 @@
+"""The architectures of GGUF files: the family of each, and what its metadata says beside sizes and rotary settings.
+
+What a file leaves out is what llama.cpp takes it for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from draftwood.models.checkpoints.config_keys import Raw
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Metadata(Protocol):
+    """The metadata of a file, by keys without the architecture's name."""
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A value; of an array of equal ones, one for each layer, that one."""
+        ...
+
+    def array(self, key: str) -> list[Any]:
+        """The values of an array; none where there is no array."""
+        ...
+
+
+Reader = Callable[[Metadata, Raw], Raw]  # keys of config.json, from sizes and what they say together with them
+
+
+def nothing(file: Metadata, raw: Raw) -> Raw:
+    """Metadata beside sizes and rotary settings that an architecture does not have."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture: its family and how its metadata becomes config.json.
+
+    `turned_pairs`: llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
+    pairs of neighbours. `plain_rows`: it has put rows in the decoder's order, which is not the checkpoints'.
+    """
+
+    family: str
+    read: Reader = nothing
+    turned_pairs: bool = False
+    plain_rows: bool = False
+
+
+def _renamed(**names: str) -> Reader:
+    """Keys of config.json from metadata of other names, where there are some."""
+
+    def read(file: Metadata, raw: Raw) -> Raw:
+        values = {key: file.value(name) for key, name in names.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    return read
+
+
+def _windows(every: int, default: int = 0) -> Reader:
+    """Sliding windows in all but each `every`th layer, unless the file says which."""
+
+    def read(file: Metadata, raw: Raw) -> Raw:
+        window = file.value("attention.sliding_window", default) or None
+        limited = file.array("attention.sliding_window_pattern")  # of each layer
+        if not limited:
+            step = file.value("attention.sliding_window_pattern", every)
+            limited = [layer % step != 0 for layer in range(1, raw["num_hidden_layers"] + 1)]
+        types = [SLIDING if window and each else FULL for each in limited]
+        return {"sliding_window": window, "layer_types": types}
+
+    return read
+
+
+def _all(*readers: Reader) -> Reader:
+    def read(file: Metadata, raw: Raw) -> Raw:
+        return {key: value for reader in readers for key, value in reader(file, raw).items()}
+
+    return read
+
+
+def _phi3(file: Metadata, raw: Raw) -> Raw:
+    return {**raw["rope_parameters"], "sliding_window": file.value("attention.sliding_window") or None}
+
+
+def _gemma(layers_of_27b: int, every: int, default: int) -> Reader:
+    """Gemma 2 and 3; the attention of the largest ones has a scale of its own."""
+
+    def read(file: Metadata, raw: Raw) -> Raw:
+        largest = raw["num_hidden_layers"] == layers_of_27b
+        made = _windows(every, default)(file, raw)
+        made |= _renamed(**{key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")})(file, raw)
+        made["query_pre_attn_scalar"] = raw["hidden_size"] // raw["num_attention_heads"] if largest else raw["head_dim"]
+        if every == 6:
+            local = {"rope_theta": file.value("rope.freq_base_swa", 10000.0)}
+            made["rope_parameters"] = {FULL: raw["rope_parameters"], SLIDING: local}
+        return {key: value for key, value in made.items() if value or "softcap" not in key}
+
+    return read
+
+
+def _olmo2(file: Metadata, raw: Raw) -> Raw:
+    """OLMo 3 is OLMo 2 with windows, whose layers' rotary positions are not scaled."""
+    if not file.value("attention.sliding_window"):
+        return {}
+    local = {"rope_theta": file.value("rope.freq_base_swa", raw["rope_parameters"]["rope_theta"])}
+    rope = {FULL: raw["rope_parameters"], SLIDING: local}
+    return {"model_type": "olmo3", "rope_parameters": rope, **_windows(4)(file, raw)}
+
+
+def _granite(file: Metadata, raw: Raw) -> Raw:
+    names = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale"}
+    return _renamed(**names, residual_multiplier="residual_scale", logits_scaling="logit_scale")(file, raw)
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", turned_pairs=True),
+    **{name: Architecture(name) for name in ("qwen2", "qwen3", "gemma", "seed_oss")},
+    "phi3": Architecture("phi3", _phi3),
+    "gemma2": Architecture("gemma2", _gemma(46, 2, 4096)),
+    "gemma3": Architecture("gemma3_text", _gemma(62, 6, 0)),
+    "smollm3": Architecture("smollm3", turned_pairs=True),
+    "olmo": Architecture("olmo", _renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),
+    "olmo2": Architecture("olmo2", _olmo2),
+    "granite": Architecture("granite", _granite, turned_pairs=True),
+    "arcee": Architecture("arcee", turned_pairs=True),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "exaone4": Architecture("exaone4", _windows(4)),
+    "ernie4_5": Architecture("ernie4_5", lambda file, raw: {"use_bias": raw["attention_bias"]}),
+    "chatglm": Architecture("glm"),
+    "glm4": Architecture("glm4"),
+    "command-r": Architecture("cohere", _renamed(logit_scale="logit_scale")),
+    "cohere2": Architecture("cohere2", _all(_renamed(logit_scale="logit_scale"), _windows(4, 4096))),
+    "phi2": Architecture("phi"),
+    "gptneox": Architecture("gpt_neox", _renamed(use_parallel_residual="use_parallel_residual"), plain_rows=True),
+    "starcoder2": Architecture("starcoder2", lambda file, raw: {"use_bias": raw["attention_bias"]}),
+    "stablelm": Architecture("stablelm", lambda file, raw: {"use_qkv_bias": raw["attention_bias"]}),
+    "nemotron": Architecture("nemotron"),
+    "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, plain_rows=True),
+}
