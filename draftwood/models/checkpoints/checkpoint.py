@@ -21,7 +21,7 @@ import torch
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.backend.matrix import Holder, computed, holder
 from draftwood.models.backend.native import NativeMatrix, unavailable
-from draftwood.models.checkpoints import gguf_tokenizer
+from draftwood.models.checkpoints import gguf_tokenizer, mxfp4_weights
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import wrappers
 from draftwood.models.checkpoints.families.family import Family
@@ -287,6 +287,8 @@ def _tensors(directory: Path, raw: Raw, stack: ExitStack) -> Safetensors:
     settings = raw.get("quantization_config")
     if not _quantised(settings):
         return Safetensors(directory, stack)
+    if isinstance(settings, dict) and settings.get("quant_method") == mxfp4_weights.METHOD:
+        return mxfp4_weights.Mxfp4Safetensors(directory, stack)
     return QuantisedSafetensors(directory, stack, Scheme.of(settings, directory))
 
 

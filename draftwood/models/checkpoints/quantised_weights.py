@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.native import StoredRows
-from draftwood.models.checkpoints.safetensors_weights import Safetensors
+from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
 from draftwood.models.quantise import GROUP_SIZE, Grouped
 from draftwood.util.safe_parsing import short_repr
 
@@ -131,7 +131,7 @@ class QuantisedSafetensors(Safetensors):
         return "float16"
 
     def _is_stored(self, name: str) -> bool:
-        return name in self._place
+        return sliced(name)[0] in self._place
 
     def view_stored(self, name: str) -> Tensor:
         return super().view(name)

@@ -18,6 +18,7 @@ from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import wrappers
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
+from draftwood.models.checkpoints.mxfp4_weights import Mxfp4Safetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
 from draftwood.models.decoder_config import DecoderConfig
 
@@ -38,6 +39,8 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
     A head of its own counts, also where the config ties it to the embeddings, unless the two are equal; one of tied
     matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
     """
+    if isinstance(tensors, Mxfp4Safetensors):
+        family = replace(family, transposed=frozenset())
     if family.other_parts is not None:
         family = next((f for f in wrappers.placed(family) if tensors.has(f.names["norm"][0])), family)
     bare = family.without_prefix()
