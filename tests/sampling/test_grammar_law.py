@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "independent draws, one ratio": {"name": "mcsd", "tree": [2, 1], "replacement": True, "verify": "kseq"},
     "greedy siblings": {"name": "mcsd", "tree": [2, 1], "draws": "greedy", "verify": "rejection"},
     "tree and lookup": {"name": "mcsd", "tree": [2], "lookup": True},
+    "drawn n-grams": {"name": "lookup", "drafts": "drawn", "gamma": 2},
 }
 BEAMS: dict[str, dict[str, Any]] = {
     "beam sampling": {"name": "beam-sampling", "width": 2, "n_best": 2},
@@ -48,6 +49,10 @@ BEAMS: dict[str, dict[str, Any]] = {
     "two beams": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "n_best": 2},
     "distinct beams": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "replacement": False, "n_best": 2},
     "dynamic width": {"name": "dsbd", "gamma": 2, "draft_width": 2, "threshold": 0.3, "n_best": 2},
+    **{
+        f"beams by {drafter}": {"name": "dsbd", "drafter": drafter, "gamma": 1, "draft_width": 2, "width": 1}
+        for drafter in ("exit", "eagle", "skip", "lookup")
+    },
     "beams by tokens": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "warp": "token", "n_best": 2},
 }
 
@@ -114,7 +119,15 @@ def test_coupled_text_is_that_of_plain_decoding(name: str) -> None:
         assert case.run(seed=seed).tokens == case.run(plain, seed=seed).tokens
 
 
-@pytest.mark.parametrize("options", [{"name": "beam-search"}, {"name": "speculative-beam-search", "gamma": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "beam-search"},
+        {"name": "speculative-beam-search", "gamma": 2},
+        *({"name": "speculative-beam-search", "drafter": each} for each in ("exit", "eagle", "skip", "lookup")),
+    ],
+    ids=str,
+)
 def test_beam_search_is_that_of_the_masked_target(options: dict[str, Any]) -> None:
     for seed in range(4):
         case, _ = case_of({**options, "width": 3, "n_best": 3}, 6, seed=seed)
