@@ -166,7 +166,8 @@ def sources_of(
     if not sources:  # ones: the family has no such weights
         return [], False
     shapes = [tensors.shape(source) for source in sources]
-    turned = pattern_of(name) in family.transposed
+    as_they_lie = family.either_way and all(part == list(shape) for part, _ in shapes)
+    turned = pattern_of(name) in family.transposed and not as_they_lie
     if turned:
         shapes = [(part[::-1], path) for part, path in shapes]
     rows = sum(part[0] if part else 0 for part, _ in shapes)

@@ -69,6 +69,34 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {**TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         {},
     ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {
+            **SHAPE,
+            **{"head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "mlp_only_layers": [1]},
+            **{"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        },
+        {**TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        {},
+    ),
+    "qwen3_5": (
+        "qwen3_5",
+        {
+            **SHAPE,
+            **{"head_dim": 16, "layer_types": ["linear_attention", FULL, "linear_attention"]},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+            **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+        },
+        TOWER,
+        {},
+    ),
+    "lfm2_vl": (
+        "lfm2_vl",
+        {**SHAPE, "model_type": "lfm2", "layer_types": ["conv", FULL, "conv"], "block_auto_adjust_ff_dim": False},
+        {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4},
+        {},
+    ),
+    "idefics3": ("idefics3", {**SHAPE, "model_type": "llama"}, VISION, {"scale_factor": 1}),
     "llava": ("llava", {**SHAPE, "model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, {}),
     "llava_next": ("llava_next", {**SHAPE, "model_type": "mistral"}, {**VISION, "model_type": "clip_vision_model"}, {}),
     "llava_onevision": (
@@ -127,6 +155,17 @@ def test_names_of_older_checkpoints(name: str, tmp_path: Path) -> None:
     assert torch.equal(ours(checkpoint.load(tmp_path), chain(PROMPT)), expected)
 
 
+def test_experts_of_published_qwen_3_vl_are_transposed(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3_vl_moe")
+    expected = ours(checkpoint.load(tmp_path), chain(PROMPT))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    turned = {key: tensor.transpose(1, 2).contiguous() for key, tensor in tensors.items() if ".experts." in key}
+    assert turned
+    save_file({**tensors, **turned}, path)
+    assert torch.equal(ours(checkpoint.load(tmp_path), chain(PROMPT)), expected)
+
+
 def test_flat_settings_of_the_first_qwen_vl(tmp_path: Path) -> None:
     write(tmp_path, "qwen2_5_vl")
     expected = ours(checkpoint.load(tmp_path), chain(PROMPT))
@@ -144,9 +183,9 @@ def test_flat_settings_of_the_first_qwen_vl(tmp_path: Path) -> None:
 def test_absent_keys_mean_the_defaults_of_the_text_class(kind: str, tmp_path: Path) -> None:
     text = AutoConfig.for_model(WRAPPERS[kind]).to_dict()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": text}), "utf-8")
-    full = checkpoint.described(tmp_path)
+    full = checkpoint.described(tmp_path)[2]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": {}}), "utf-8")
-    assert checkpoint.described(tmp_path)[1:] == full[1:]
+    assert checkpoint.described(tmp_path)[2] == full
 
 
 def test_a_model_that_reads_images_writes_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,6 +210,11 @@ def test_a_model_that_reads_images_writes_text(tmp_path: Path, caplog: pytest.Lo
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llava", {"text_config": 3}, "text_config is 3, but must be an object"),
     ("llava", {"text_config": {"model_type": "bert"}}, "architecture 'bert' is not supported"),
+    (
+        "llava_next",
+        {"text_config": {"model_type": "granite", "logits_scaling": 8.0}},
+        "the text part scales its logits",
+    ),
     ("llava", {"tie_word_embeddings": "x"}, "tie_word_embeddings is 'x', but must be true or false"),
 ]
 

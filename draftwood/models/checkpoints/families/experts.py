@@ -69,6 +69,12 @@ GPT_OSS: Names = {
     "layers.{i}.feed.experts.{e}.down.weight": (f"{_MLP}.experts.down_proj[{{e}}]",),
     "layers.{i}.feed.experts.{e}.down.bias": (f"{_MLP}.experts.down_proj_bias[{{e}}]",),
 }
+QWEN_3_VL_MOE: Names = {
+    **QWEN_3,
+    "layers.{i}.feed.router.weight": (f"{_MLP}.gate.weight",),
+    "layers.{i}.feed.experts.{e}.gate_up.weight": (f"{_MLP}.experts.gate_up_proj[{{e}}]",),
+    "layers.{i}.feed.experts.{e}.down.weight": (f"{_MLP}.experts.down_proj[{{e}}]",),
+}
 STACKED = frozenset(f"layers.{{i}}.feed.experts.{{e}}.{x}.weight" for x in ("gate_up", "down"))  # as [in, out]
 
 
@@ -121,6 +127,20 @@ def qwen3_moe(raw: Raw) -> DecoderConfig:
         **llama_like(raw, shape, 32768),
         **attention_bias(raw),
         **_where(experts, _sparse(raw, shape["num_hidden_layers"]), {"window": window}),
+        qk_norm="one",
+    )
+
+
+def qwen3_vl_moe(raw: Raw) -> DecoderConfig:
+    """The text part of Qwen3-VL's mixtures."""
+    no_windows(raw)
+    raw = renamed(raw, num_local_experts="num_experts")
+    shape = shape_of(raw, 151936, 2048, 5632, 24, 16, 16, None)
+    experts = ExpertsConfig(**_experts(raw, 60, 4, 1408), normalised=True)
+    return DecoderConfig(
+        **llama_like(usual_rope(raw, 500_000.0), shape, 128_000, tied=True),
+        **attention_bias(raw),
+        **_where(experts, _sparse(raw, shape["num_hidden_layers"]), {}),
         qk_norm="one",
     )
 

@@ -32,8 +32,9 @@ class Family:
     """One model family: how its config.json becomes a DecoderConfig and which tensors make up each parameter.
 
     `prefix` is a beginning of the names that some checkpoints of the family lack. Parameters in `transposed` are
-    stored [in, out]. `orders` are those of parameters whose rows the decoder has in another order than the checkpoint.
-    In checkpoints with tensors of `other_parts`, which are not read, names begin otherwise.
+    stored [in, out]; with `either_way` they may also lie as others do, as their shapes tell. `orders` are those of
+    parameters whose rows the decoder has in another order than the checkpoint. In checkpoints with tensors of
+    `other_parts`, which are not read, names begin otherwise.
     """
 
     read: Callable[[Raw], DecoderConfig]
@@ -41,6 +42,7 @@ class Family:
     prefix: str = "model."
     transposed: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
+    either_way: bool = False
     other_parts: re.Pattern[str] | None = None
 
     def config(self, raw: Raw) -> DecoderConfig:

@@ -35,6 +35,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2_moe": Family(experts.qwen2_moe, experts.QWEN_2_MOE),
     "qwen3_moe": Family(experts.qwen3_moe, experts.QWEN_3_MOE),
+    "qwen3_vl_moe_text": Family(
+        experts.qwen3_vl_moe, experts.QWEN_3_VL_MOE, transposed=experts.STACKED, either_way=True
+    ),
     "mixtral": Family(experts.mixtral, experts.MIXTRAL),
     "olmoe": Family(experts.olmoe, experts.OLMOE),
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),

@@ -9,11 +9,10 @@ from dataclasses import replace
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.util.safe_parsing import short_repr
 
 WRAPPERS = {  # model_type -> that of its text_config, where this does not say
-    "aya_vision": "cohere2",
-    "cohere2_vision": "cohere2",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
@@ -67,7 +66,17 @@ def text_part(raw: Raw) -> Raw:
 
 def wrapped(family: Family) -> Family:
     """A family whose tensors lie among those of other parts."""
-    return replace(family, other_parts=OTHER_PARTS)
+
+    def read(raw: Raw) -> DecoderConfig:
+        config = family.read(raw)
+        if config.logit_scale != 1:
+            raise ModelError(
+                "the text part scales its logits (logit_scale or logits_scaling), which transformers' class for images "
+                "leaves out, so that it is not known which distribution is meant; give a text model"
+            )
+        return config
+
+    return replace(family, read=read, other_parts=OTHER_PARTS)
 
 
 def placed(family: Family) -> Iterator[Family]:
