@@ -47,7 +47,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **SHAPE,
             "head_dim": 12,
-            "rope_parameters": {**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1},
+            "rope_parameters": {
+                **{**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1},
+                **{"mscale": 1.0, "mscale_all_dim": 0.5},
+            },
         },
     ),
     "qwen2": ("qwen2", SHAPE),

@@ -38,9 +38,10 @@ PLAIN = matrices("F32")
 
 ARCHITECTURES = {  # of model types that are called otherwise
     **{"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "cohere": "command-r"},
+    "ministral3": "mistral3",
     **{"phi": "phi2", "gpt_neox": "gptneox"},
 }
-TURNED = ("llama", "smollm3", "olmo", "granite", "arcee")  # whose queries and keys llama.cpp's converter reorders
+TURNED = ("llama", "mistral3", "smollm3", "olmo", "granite", "arcee")  # llama.cpp's converter reorders queries and keys
 GPT_2_KEYS = {
     **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
     **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
@@ -61,15 +62,18 @@ def write(
     words: Mapping[str, Any] | None = None,
     more: Mapping[str, np.ndarray] | None = None,
     part_tensors: int = 0,
+    arch: str | None = None,
     **metadata: Any,
 ) -> Path:
     """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys.
+
+    `arch`: the format's name of the family, by default that of the model's type.
 
     Where there are more than `part_tensors` tensors (0: never) it is split into parts of so many beside `path`, which
     is not written.
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
-    arch = ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
+    arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
     tensors = load_file(directory / "model.safetensors")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     if raw["model_type"] == "gpt2":
@@ -149,6 +153,8 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn":
         values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
         values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        values["rope.scaling.yarn_log_multiplier"] = rope.get("mscale_all_dim")
+        values["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     if rope.get("rope_type") == "longrope":
         values["rope.scaling.original_context_length"] = raw["original_max_position_embeddings"]
         values["rope.scaling.attn_factor"] = float(rope["attention_factor"])

@@ -80,6 +80,11 @@ def _all(*readers: Reader) -> Reader:
     return read
 
 
+def _ministral3(file: Metadata, raw: Raw) -> Raw:
+    beta = file.value("attention.temperature_scale", 0.0)
+    return {"rope_parameters": {**raw["rope_parameters"], "llama_4_scaling_beta": beta}}
+
+
 def _phi3(file: Metadata, raw: Raw) -> Raw:
     return {**raw["rope_parameters"], "sliding_window": file.value("attention.sliding_window") or None}
 
@@ -116,7 +121,10 @@ def _granite(file: Metadata, raw: Raw) -> Raw:
 
 ARCHITECTURES = {
     "llama": Architecture("llama", turned_pairs=True),
+    "mistral3": Architecture("ministral3", _ministral3, turned_pairs=True),
     **{name: Architecture(name) for name in ("qwen2", "qwen3", "gemma", "seed_oss")},
+    "qwen2vl": Architecture("qwen2_vl_text"),
+    "qwen3vl": Architecture("qwen3_vl_text"),
     "phi3": Architecture("phi3", _phi3),
     "gemma2": Architecture("gemma2", _gemma(46, 2, 4096)),
     "gemma3": Architecture("gemma3_text", _gemma(62, 6, 0)),

@@ -29,6 +29,7 @@ EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilo
 HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other keys say
     *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
     *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
+    *("rope.dimension_sections", "n_deepstack_layers"),  # of images
 )
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
@@ -178,11 +179,16 @@ class GgufWeights:
         if self.has("rope_factors_long.weight"):
             rope |= {"rope_type": "longrope", "attention_factor": magnitude}
             rope |= {f"{kind}_factor": self._vector(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
-        elif scaling == "yarn" and isinstance(factor, float) and factor > 0:  # llama.cpp: ggml_rope_yarn
-            rope["attention_factor"] = magnitude * (1 + 0.1 * math.log(max(1.0, factor)))
+        elif scaling == "yarn":  # llama.cpp: ggml_rope_yarn and llama_context
+            overall = self.value("rope.scaling.yarn_log_multiplier", 0.0)  # of "mscale_all_dim"
+            if not all(isinstance(number, float) and number >= 0 for number in (factor, overall)):
+                raise ModelError(
+                    f"{self.source}: rope.scaling.factor is {short_repr(factor)} and yarn_log_multiplier "
+                    f"{short_repr(overall)}; convert the model again"
+                )
+            growth = 0.1 * math.log(max(1.0, factor))
+            rope["attention_factor"] = magnitude * (1 + growth) / (1 + overall * growth)
             rope |= {key: self.value(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
-        elif scaling == "yarn":
-            raise ModelError(f"{self.source}: rope.scaling.factor is {short_repr(factor)}; convert the model again")
         if rope["rope_type"] in SHORT_TRAINED:
             rope["original_max_position_embeddings"] = original
         rotated = self._whole("rope.dimension_count", head_dim)

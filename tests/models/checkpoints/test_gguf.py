@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
     "qwen2": ({}, {}),
     "qwen3": ({}, {}),
     "llama_yarn": ({}, {}),
+    "ministral3": ({}, {}),
     "phi3": ({}, {}),
     "phi3_long": ({}, {}),
     "phi3_partial": ({}, {}),
@@ -86,6 +87,15 @@ def test_families(name: str, tmp_path: Path) -> None:
     changes, metadata = FAMILIES[name]
     write_family(tmp_path, name, **changes)
     file = gguf_files.write(tmp_path, tmp_path / "x.gguf", **metadata)
+    assert checkpoint.load(file).config == checkpoint.load(tmp_path).config
+    same(tmp_path, file)
+
+
+@pytest.mark.parametrize(("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")])
+def test_text_parts_of_models_that_read_images(name: str, arch: str, tmp_path: Path) -> None:
+    write_family(tmp_path, name)
+    sections: Any = [2, 1, 1, 0]
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", arch=arch, **{"rope.dimension_sections": sections})
     assert checkpoint.load(file).config == checkpoint.load(tmp_path).config
     same(tmp_path, file)
 

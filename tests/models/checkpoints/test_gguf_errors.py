@@ -136,7 +136,7 @@ def test_damage_is_refused_in_one_sentence_that_names_it(
 
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "mixture": ({"expert_count": 8}, "is a mixture of experts, which is not supported; give a dense model"),
-    "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.factor is None; convert the model again"),
+    "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.factor is None and yarn_log_multiplier 0.0; convert"),
     "rotary": (
         {"rope.scaling.type": "spiral"},
         "rotary scaling 'spiral' is not supported; supported are def",
