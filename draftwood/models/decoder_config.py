@@ -63,6 +63,7 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None  # a mixture in place of the feed-forward
     recurrent: RecurrentConfig | None = None  # a mixer that reads the past through a state
     attends: bool = True  # with attention, beside such a mixer if there is one
+    feeds: bool = True  # with a feed-forward
     layers: tuple[Differences, ...] = ()  # of each layer; empty: all are alike
 
     def layer(self, number: int) -> DecoderConfig:

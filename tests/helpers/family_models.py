@@ -274,6 +274,13 @@ HYBRIDS |= {
         },
     ),
 }
+HYBRIDS["nemotron_h"] = (
+    "nemotron_h",
+    {
+        **{**SHAPE, "num_hidden_layers": None, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 8},
+        **{"ssm_state_size": 8, "n_groups": 2, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
+    },
+)
 ALL = {**VARIANTS, **HYBRIDS}
 FIRST = {kind: name for name, (kind, _) in reversed(ALL.items())}  # the first variant of each family
 PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]

@@ -1,4 +1,7 @@
-"""One layer of a decoder: a mixer, or two side by side, then a feed-forward, each a `Part` that adds to the rows."""
+"""One layer of a decoder: a mixer, or two side by side, then a feed-forward, each a `Part` that adds to the rows.
+
+In some families a layer is only one of them.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,17 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__()
         recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
-        self.mixer: Part = Attention(config, parallel) if config.attends or recurrent is None else recurrent
+        self.mixer: Part | None = Attention(config, parallel) if config.attends else recurrent
         self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
-        self.feed: Part = FeedForward(config, parallel) if config.experts is None else Experts(config, parallel)
+        feed = FeedForward if config.experts is None else Experts
+        self.feed: Part | None = feed(config, parallel) if config.feeds else None
         self.joined = config.joined
 
     @property
     def parts(self) -> list[PartReads]:
         """What adds to the rows, in order."""
-        beside: list[PartReads] = [] if self.beside is None else [(self.beside, True)]
-        return [(self.mixer, False), *beside, (self.feed, self.joined)]
+        parts = ((self.mixer, False), (self.beside, True), (self.feed, self.joined))
+        return [(part, joined) for part, joined in parts if part is not None]
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         """x [B, N, D] -> [B, N, D]. B is 1 with a `store` of keys and values; else rows of x see one another."""

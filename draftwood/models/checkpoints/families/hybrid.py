@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families.family import attention_bias, llama_like, shape_of
+from draftwood.models.checkpoints.families.family import attention_bias, llama_like, renamed, shape_of
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.models.recurrent_config import CONV, DELTA, SSM, RecurrentConfig
 from draftwood.util.safe_parsing import short_repr
@@ -180,6 +180,8 @@ def falcon_h1(raw: Raw) -> DecoderConfig:
         raise ModelError("attention_bias is not supported beside attention_in_multiplier or key_multiplier")
     if keys.flag(raw, "mamba_proj_bias", False) and one["ssm_in"] != 1:
         raise ModelError("mamba_proj_bias is not supported beside ssm_in_multiplier")
+    if set(raw.get("layer_types") or ["hybrid"]) != {"hybrid"}:
+        raise ModelError(f"layer_types is {short_repr(raw['layer_types'])}, but all layers are hybrid; leave it out")
     gate, down = _multipliers(raw, "mlp_multipliers", 2)
     width = raw.get("mamba_d_ssm", 1024)
     mamba = _mamba(raw, _whole(raw, "mamba_expand", 2) * shape["hidden_size"] if width is None else width)
@@ -204,4 +206,54 @@ def falcon_h1(raw: Raw) -> DecoderConfig:
         attention_scale=one["attention_in"] ** 2 * one["key"] * shape["head_dim"] ** -0.5,
         embedding_scale=one["embedding"],
         logit_scale=one["lm_head"],
+    )
+
+
+NEMOTRON_LAYERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def nemotron_h(raw: Raw) -> DecoderConfig:
+    """Nemotron-H, whose layers are Mamba-2, attention without positions, or a feed-forward."""
+    types = renamed(raw, layer_types="layers_block_type").get("layers_block_type")
+    if types is None and isinstance(raw.get("hybrid_override_pattern"), str):
+        types = [NEMOTRON_LAYERS.get(mark, mark) for mark in raw["hybrid_override_pattern"]]
+    kinds = {"mamba": "linear_attention", "attention": "full_attention"}
+    types = [kinds.get(str(kind), str(kind)) for kind in types] if isinstance(types, list) else ["moe"]
+    unknown = next((kind for kind in types if kind not in ("linear_attention", "full_attention", "mlp")), None)
+    if unknown is not None:
+        raise ModelError(
+            f"layers of type {short_repr(unknown)} are not supported; only linear_attention, full_attention and mlp"
+        )
+    shape = shape_of({**raw, "num_hidden_layers": len(types)}, 131072, 4096, 21504, len(types), 32, 8, 128)
+    keys.only(raw, "sliding_window")
+    keys.only(raw, "mamba_hidden_act", "silu")
+    heads, dim, groups = (
+        _whole(raw, key, usual) for key, usual in (("mamba_num_heads", 128), ("mamba_head_dim", 64), ("n_groups", 8))
+    )
+    _divided("mamba_num_heads", heads, "n_groups", groups)
+    bias = keys.flag(raw, "use_bias", False)
+    mamba = RecurrentConfig(
+        SSM,
+        _whole(raw, "conv_kernel", 4),
+        groups,
+        _whole(raw, "ssm_state_size", 128),
+        heads,
+        dim,
+        conv_bias=keys.flag(raw, "use_conv_bias", True),
+        bias=bias,
+        out_bias=bias,
+        norm_groups=groups,
+        step_limit=(keys.positive_number(raw, "time_step_min", 0.001), float("inf")),
+    )
+    eps = keys.positive_number(raw, "layer_norm_epsilon", 1e-5)
+    act = keys.activation(raw, "mlp_hidden_act", "relu2")
+    return DecoderConfig(
+        **llama_like({**raw, "rms_norm_eps": eps, "hidden_act": act}, shape, 4096) | {"rotary_dim": 0},
+        mlp_bias=keys.flag(raw, "mlp_bias", False),
+        gated=False,
+        layers=per_layer(
+            attends=[kind == "full_attention" for kind in types],
+            recurrent=[mamba if kind == "linear_attention" else None for kind in types],
+            feeds=[kind == "mlp" for kind in types],
+        ),
     )

@@ -55,3 +55,20 @@ FALCON_H1: Names = {
     "layers.{i}.beside.norm": (f"{_LAYER}.input_layernorm.weight",),
     "layers.{i}.feed.norm": (f"{_LAYER}.pre_ff_layernorm.weight",),
 }
+
+_BLOCK = "backbone.layers.{i}"
+NEMOTRON_H: Names = {
+    **{
+        parameter: tuple(name.replace("model.layers.{i}.mamba", f"{_BLOCK}.mixer") for name in names)
+        for parameter, names in _recurrent("mamba").items()
+    },
+    "embed.weight": ("backbone.embeddings.weight",),
+    "norm": ("backbone.norm_f.weight",),
+    "head.weight": ("lm_head.weight",),
+    "layers.{i}.mixer.norm": (f"{_BLOCK}.norm.weight",),
+    "layers.{i}.feed.norm": (f"{_BLOCK}.norm.weight",),
+    **both("layers.{i}.mixer.qkv", *(f"{_BLOCK}.mixer.{x}_proj" for x in "qkv")),
+    **both("layers.{i}.mixer.o", f"{_BLOCK}.mixer.o_proj"),
+    **both("layers.{i}.feed.up", f"{_BLOCK}.mixer.up_proj"),
+    **both("layers.{i}.feed.down", f"{_BLOCK}.mixer.down_proj"),
+}

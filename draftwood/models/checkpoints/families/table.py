@@ -8,6 +8,7 @@ from draftwood.models.checkpoints.families.hybrid_names import (
     FALCON_H1,
     GRANITE_HYBRID,
     LFM_2,
+    NEMOTRON_H,
     QWEN_3_5,
 )
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
@@ -45,6 +46,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": Family(hybrid.qwen3_5, QWEN_3_5),
     "lfm2": Family(hybrid.lfm2, LFM_2),
     "falcon_h1": Family(hybrid.falcon_h1, FALCON_H1),
+    "nemotron_h": Family(hybrid.nemotron_h, NEMOTRON_H, "backbone."),
     "granitemoehybrid": Family(hybrid.granite_hybrid, GRANITE_HYBRID),
     "gpt_oss": Family(experts.gpt_oss, experts.GPT_OSS, "model.", experts.STACKED, experts.GPT_OSS_ORDERS),
     "smollm3": Family(dense.smollm3, LLAMA),
