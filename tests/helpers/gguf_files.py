@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_mixtures
 import numpy as np
 import torch
 from safetensors.torch import load_file
@@ -40,13 +41,14 @@ ARCHITECTURES = {  # of model types that are called otherwise
     **{"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "cohere": "command-r"},
     "ministral3": "mistral3",
     **{"phi": "phi2", "gpt_neox": "gptneox"},
+    **gguf_mixtures.ARCHITECTURES,
 }
-TURNED = ("llama", "mistral3", "smollm3", "olmo", "granite", "arcee")  # llama.cpp's converter reorders queries and keys
+TURNED = ("llama", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "arcee")  # with other queries and keys
 GPT_2_KEYS = {
     **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
     **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
 }
-WINDOWED = ("phi3", "gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "starcoder2")
+WINDOWED = ("phi3", "gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "starcoder2", "gpt-oss")
 OWN_KEYS = {  # of config.json, as metadata has them
     **{"clip_qkv": "attention.clamp_kqv", "embedding_multiplier": "embedding_scale"},
     **{"attention_multiplier": "attention.scale", "residual_multiplier": "residual_scale"},
@@ -74,14 +76,14 @@ def write(
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
-    tensors = load_file(directory / "model.safetensors")
+    tensors = gguf_mixtures.tensors(load_file(directory / "model.safetensors"))
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     if raw["model_type"] == "gpt2":
         raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
     names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
-    for key, value in {**_shape(raw, arch, heads), **metadata}.items():
+    for key, value in {**_shape(raw, arch, heads), **gguf_mixtures.metadata(raw), **metadata}.items():
         _add(writer, f"{arch}.{key}", value)
     _tell(writer, words or {})
     for name, array in {**(more or {}), **_rotary_tensors(raw)}.items():
@@ -97,7 +99,7 @@ def write(
             array = rotary_rows(array.reshape(len(array), -1), count).reshape(array.shape)
         if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             array = array + 1
-        there = names.get_name(name, (".weight", ".bias"))
+        there = names.get_name(name, (".weight", ".bias")) or name
         data, kind = stored(there, array)
         writer.add_tensor(there, data, raw_shape=data.shape, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()

@@ -5,28 +5,13 @@ What a file leaves out is what llama.cpp takes it for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared
+from draftwood.models.checkpoints.gguf_metadata import Metadata, Reader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-class Metadata(Protocol):
-    """The metadata of a file, by keys without the architecture's name."""
-
-    def value(self, key: str, default: Any = None) -> Any:
-        """A value; of an array of equal ones, one for each layer, that one."""
-        ...
-
-    def array(self, key: str) -> list[Any]:
-        """The values of an array; none where there is no array."""
-        ...
-
-
-Reader = Callable[[Metadata, Raw], Raw]  # keys of config.json, from sizes and what they say together with them
 
 
 def nothing(file: Metadata, raw: Raw) -> Raw:
@@ -119,8 +104,28 @@ def _granite(file: Metadata, raw: Raw) -> Raw:
     return _renamed(**names, residual_multiplier="residual_scale", logits_scaling="logit_scale")(file, raw)
 
 
+def _llama(file: Metadata, raw: Raw) -> Raw:
+    """Llama and Mistral, and Mixtral where there are experts."""
+    if not file.value("expert_count"):
+        return {}
+    return {"model_type": "mixtral", "sliding_window": None, **mixture(True, fixed=True, one_size=True)(file, raw)}
+
+
+def _qwen2_moe(file: Metadata, raw: Raw) -> Raw:
+    return {"shared_expert_intermediate_size": file.value("expert_shared_feed_forward_length", 5632)}
+
+
+def _glm4_moe(file: Metadata, raw: Raw) -> Raw:
+    return {"use_qk_norm": file.has("blk.0.attn_q_norm.weight")}
+
+
+def _gpt_oss(file: Metadata, raw: Raw) -> Raw:
+    window, rope = file.value("attention.sliding_window"), raw["rope_parameters"]
+    return {"sliding_window": window, "rope_parameters": {**rope, "truncate": False}}  # as its authors have it
+
+
 ARCHITECTURES = {
-    "llama": Architecture("llama", turned_pairs=True),
+    "llama": Architecture("llama", _llama, turned_pairs=True),
     "mistral3": Architecture("ministral3", _ministral3, turned_pairs=True),
     **{name: Architecture(name) for name in ("qwen2", "qwen3", "gemma", "seed_oss")},
     "qwen2vl": Architecture("qwen2_vl_text"),
@@ -146,4 +151,14 @@ ARCHITECTURES = {
     "stablelm": Architecture("stablelm", lambda file, raw: {"use_qkv_bias": raw["attention_bias"]}),
     "nemotron": Architecture("nemotron"),
     "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, plain_rows=True),
+    "qwen2moe": Architecture("qwen2_moe", _all(mixture(False), _qwen2_moe)),
+    "qwen3moe": Architecture("qwen3_moe", mixture(True)),
+    "olmoe": Architecture("olmoe", mixture(False, one_size=True)),
+    "granitemoe": Architecture(
+        "granitemoe", _all(mixture(True, fixed=True, one_size=True), _granite), turned_pairs=True
+    ),
+    "glm4moe": Architecture("glm4_moe", _all(mixture(True, SIGMOID), shared, _glm4_moe)),
+    "gpt-oss": Architecture(
+        "gpt_oss", _all(mixture(True, SOFTMAX_OF_CHOSEN, fixed=True, one_size=True), _gpt_oss), plain_rows=True
+    ),
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.native import StoredRows
-from draftwood.models.checkpoints import gguf_file, gguf_parts
+from draftwood.models.checkpoints import gguf_experts, gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.table import FAMILIES
@@ -32,6 +32,7 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
     *("rope.dimension_sections", "n_deepstack_layers"),  # of images
 )
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
+ONE_OUTPUT = ".ffn_gate_inp_shexp.weight"  # a matrix whose one row is written as a vector
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
 
@@ -60,23 +61,26 @@ class GgufWeights:
             )
         shape = self._shape()
         raw = {"model_type": architecture.family, **shape, "rope_parameters": self._rope(shape["head_dim"])}
-        raw |= architecture.read(self, raw)
-        family = FAMILIES[raw["model_type"]]
-        if architecture.plain_rows:
-            family = replace(family, transposed=frozenset(), orders={})
         try:
+            raw |= architecture.read(self, raw)
+            family = FAMILIES[raw["model_type"]]
+            if architecture.plain_rows:
+                family = replace(family, transposed=frozenset(), orders={})
             config = family.config(raw)
         except ModelError as error:
             raise ModelError(f"{self.source}: {error}") from None
         self._check_unread()
         if self.has("rope_freqs.weight"):
             config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
-        return raw, replace(family, names={key: self._names(names) for key, names in family.names.items()}), config
+        names = {key: self._names(names) for key, names in family.names.items()}
+        return raw, replace(family, names=gguf_experts.stacked(names)), config
 
     def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
         known = _name_map(self.architecture)
-        own_names = [known.get_name(name.replace("{i}", "0"), (".weight", ".bias")) or name for name in names]
+        asked = [name.replace("{i}", "0").replace("_correction_bias", "_correction.bias") for name in names]
+        asked = [f"{name}.weight" if name.endswith(".sinks") else name for name in asked]
+        own_names = [known.get_name(name, (".weight", ".bias")) or name for name in asked]
         return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)
 
     def array(self, key: str) -> list[Any]:
@@ -140,8 +144,6 @@ class GgufWeights:
             )
         if self.value("attention.causal", True) is not True:
             raise ModelError(f"{self.source}: attention.causal is false, so it cannot write; give a causal model")
-        if self.value("expert_count"):
-            raise ModelError(f"{self.source} is a mixture of experts, which is not supported; give a dense model")
         return {
             "vocab_size": self.shape("token_embd.weight")[0][0],
             "hidden_size": width,
@@ -233,7 +235,9 @@ class GgufWeights:
         name, number = sliced(name)
         if name not in self.file.tensors:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
-        return list((entry := self.file.tensors[name]).shape)[number is not None :], entry.file
+        entry = self.file.tensors[name]
+        shape = list(entry.shape)[number is not None :]
+        return [1, *shape] if name.endswith(ONE_OUTPUT) else shape, entry.file
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""

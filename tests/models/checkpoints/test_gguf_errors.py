@@ -135,7 +135,14 @@ def test_damage_is_refused_in_one_sentence_that_names_it(
 
 
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
-    "mixture": ({"expert_count": 8}, "is a mixture of experts, which is not supported; give a dense model"),
+    "mixture": (
+        {"expert_count": 8},
+        "expert_count is 8 and expert_used_count None, but both must be positive whole numbers",
+    ),
+    "gates": (
+        {"expert_count": 8, "expert_used_count": 2, "expert_gating_func": 2},
+        "expert_gating_func 2 with expert_weights_norm true is not supported for this architecture",
+    ),
     "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.factor is None and yarn_log_multiplier 0.0; convert"),
     "rotary": (
         {"rope.scaling.type": "spiral"},

@@ -46,6 +46,8 @@ FILES["olmo3"] = (  # whose YaRN llama.cpp computes otherwise than transformers
     },
     {},
 )
+# llama.cpp rounds the borders of YaRN, which the authors of gpt-oss do not
+FILES["gpt_oss"] = ({"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {})
 del FILES["exaone4"]  # which has windows there in models of 64 layers only
 
 
