@@ -133,7 +133,11 @@ def test_names_without_the_models_prefix(name: str, prefix: str, tmp_path: Path)
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"sliding_window": 0}, "sliding_window is 0, but must be a positive whole number"),
-    ("mistral", {"layer_types": [FULL] * 3}, "layer_types .* is not supported for this family"),
+    (
+        "mistral",
+        {"layer_types": [FULL]},
+        "layer_types is .*, but must name full_attention or sliding_attention for each",
+    ),
     ("qwen2", {"layer_types": [SLIDING] * 3}, "asks for sliding_attention, but sliding_window is not set"),
     ("qwen2", {"layer_types": [FULL]}, "layer_types is .*, but must name full_attention or sliding_attention for each"),
     ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types is .*chunked_attention"),

@@ -77,6 +77,7 @@ def test_keys_that_would_change_the_logits_are_refused(
 
 READ: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("mistral", (), {"rope_parameters": {**LINEAR, "rope_theta": 1e4}, "rope_scaling": LINEAR, "rope_theta": 1e4}),
+    ("mistral", (), {"layer_types": [SLIDING, FULL, SLIDING]}),
     ("qwen2", ("rope_parameters",), {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 50.0}),
     ("gpt2", ("n_head", "n_layer"), {"num_attention_heads": 2, "num_hidden_layers": 3}),
 ]

@@ -31,8 +31,9 @@ def llama(raw: Raw) -> DecoderConfig:
 
 
 def mistral(raw: Raw) -> DecoderConfig:
+    if raw.get("layer_types") is not None:  # Ministral 8B, as transformers reads it
+        return ministral(raw)
     shape = shape_of(raw, 32000, 4096, 14336, 32, 32, 8, None)
-    keys.only(raw, "layer_types")  # transformers ignores the key here and asks for another class
     return DecoderConfig(**llama_like(raw, shape, 4096 * 32), window=sliding_window(raw, 4096))
 
 
