@@ -207,6 +207,60 @@ def test_a_model_that_reads_images_writes_text(tmp_path: Path, caplog: pytest.Lo
     assert per_path(model, forest)[-1].argmax() == tokens[-1]
 
 
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what the config.json says, what it means
+    "Gemma 3 4B": (
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                **{"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text"},
+                **{"num_hidden_layers": 34, "sliding_window": 1024},
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            },
+        },
+        {"num_hidden_layers": 34, "vocab_size": 262208, "rope_theta": 1e6, "max_position_embeddings": 131072},
+    ),
+    "Qwen2.5-VL 7B": (
+        {
+            **{"model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064},
+            **{"max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4},
+            **{"rope_theta": 1e6, "sliding_window": 32768, "use_sliding_window": False, "rms_norm_eps": 1e-6},
+            **{"max_position_embeddings": 128000, "vision_config": {"depth": 32}},
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        {"num_hidden_layers": 28, "rope_theta": 1e6, "window": 0, "max_position_embeddings": 128000},
+    ),
+    "LLaVA 1.5 7B": (
+        {
+            "model_type": "llava",
+            "tie_word_embeddings": False,
+            "text_config": {
+                **{"max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5},
+                **{"torch_dtype": "float16", "vocab_size": 32064},
+            },
+        },
+        {"num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32064, "tie_word_embeddings": False},
+    ),
+    "Pixtral 12B": (
+        {
+            "model_type": "llava",
+            "text_config": {
+                **{"hidden_size": 5120, "head_dim": 128, "model_type": "mistral", "num_hidden_layers": 40},
+                **{"rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072},
+            },
+        },
+        {"num_hidden_layers": 40, "head_dim": 128, "window": 0, "rope_theta": 1e9, "num_key_value_heads": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name: str, tmp_path: Path) -> None:
+    raw, expected = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw), "utf-8")
+    config = checkpoint.described(tmp_path)[2]
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llava", {"text_config": 3}, "text_config is 3, but must be an object"),
     ("llava", {"text_config": {"model_type": "bert"}}, "architecture 'bert' is not supported"),

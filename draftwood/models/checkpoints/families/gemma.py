@@ -86,7 +86,7 @@ def gemma3(raw: Raw) -> DecoderConfig:
     both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": full["rope_theta"]}
     full = keys.rope_object({**both, "rope_parameters": full}) if rope else {**full, **keys.rope_object(both)}
     keys.only(local, "rope_type", "default")
-    knobs = _gemma_late({**raw, "rope_parameters": full}, shape, 131072)
+    knobs = _gemma_late({**raw, "rope_scaling": None, "rope_parameters": full}, shape, 131072)
     windows = layer_windows(
         raw, shape["num_hidden_layers"], sliding_window(raw, 4096), lambda layer: (layer + 1) % pattern != 0
     )
