@@ -11,6 +11,7 @@ from torch import nn
 
 from draftwood.errors import ModelError
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.layer import Layer, PartReads
 from draftwood.models.layers.part import norm_parameters
 from draftwood.models.modules import Embedding, Linear, bytes_of
@@ -116,10 +117,21 @@ class DecoderWeights(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads for any number of rows: all but the tables of embeddings."""
+        """Bytes of weights that a forward of many rows reads: all but the tables of embeddings."""
         own = sum(part.nbytes for part in self.parameters(recurse=False))
         apart = {self, self.embed, self.position, *self.embed.children()} - {self.head}
         return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)
+
+    @property
+    def routed(self) -> tuple[int, float]:
+        """Bytes of experts among `weight_bytes`, and the share of them that one row reads; 0 where there are none."""
+        sizes = [
+            (sum(bytes_of(module, recurse=False) for module in part.experts.modules()), part.how)
+            for part in self.modules()
+            if isinstance(part, Experts)
+        ]
+        total = sum(size for size, _ in sizes)
+        return total, sum(size * how.chosen / how.count for size, how in sizes) / total if total else 0.0
 
 
 def _rotary(config: DecoderConfig, made: dict[Any, Rotary]) -> Rotary | None:

@@ -31,6 +31,11 @@ class DecoderWrapper:
         """Bytes of weights that a forward reads."""
         return self.decoder.weight_bytes
 
+    @property
+    def routed(self) -> tuple[int, float]:
+        """Bytes of experts among them, and the share of these that one row reads."""
+        return self.decoder.routed
+
     def padded_rows(self, count: int) -> int:
         return self.decoder.padded_rows(count)
 

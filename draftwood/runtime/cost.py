@@ -39,6 +39,11 @@ CURVE_TOLERANCE = 0.03  # relative change of a point that the curve does not fol
 PIECE_FACTOR = 8  # times as long as a pass over one row a piece of a prompt may take: an eighth is lost then
 
 
+def share_read(share: float, rows: float) -> float:
+    """The expected share of a mixture's experts that so many rows read, each choosing a `share` of them evenly."""
+    return 1.0 - float((1.0 - share) ** rows)
+
+
 @dataclass(slots=True)
 class Point:
     """Passes over about the same number of rows."""
@@ -145,15 +150,18 @@ class Measured:
 class Curve:
     """Seconds of a pass over some layers of a model, by rows and requests; those of the forward never fall with rows.
 
-    Between measured points it is linear, beyond them it has the slope of the nominal line `fixed + rows * each`. Before
-    any pass was measured it is that line, to the scale of other curves. The first passes count as no slower than that:
-    a model that is seldom run is slow, and what is held to be slow is seldom run.
+    Between measured points it is linear, beyond them it has the slope of the nominal line `fixed + rows * each`, and of
+    the experts that so many rows read. Before any pass was measured it is that line, to the scale of other curves. The
+    first passes count as no slower than that: a model that is seldom run is slow, and what is held to be slow is seldom
+    run.
     """
 
     fixed: float
     each: float
     measured: Measured = field(default_factory=Measured)
     sized: bool = True  # whether the size of the model is known
+    routed: float = 0.0  # seconds to read all experts of a mixture
+    share: float = 0.0  # of them, that one row reads
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     overhead: Overhead = field(default_factory=Overhead)
     passes: int = 0
@@ -169,23 +177,30 @@ class Curve:
         kernels = getattr(model, "kernels", "")
         cached = min(stored, CACHE_BYTES)
         fixed = (NATIVE_LAYER_SECONDS if kernels else LAYER_SECONDS) * layers
-        fixed += CACHED_BYTE_SECONDS * cached + BYTE_SECONDS * (stored - cached)
+        reading = CACHED_BYTE_SECONDS * cached + BYTE_SECONDS * (stored - cached)
+        fixed += reading
         weights_per_byte = weights / packed if packed else 1 / 4
-        each = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS) * stored * weights_per_byte
+        experts, share = getattr(model, "routed", (0, 0.0))
+        part = experts * layers / model.n_layers / stored if experts else 0.0
+        active = stored * (1 - part * (1 - share))
+        each = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS) * active * weights_per_byte
         each += NATIVE_LAYER_ROW_SECONDS * layers if kernels else 0.0
-        return cls(fixed, max(each, fixed / 100), measured, hasattr(model, "weight_bytes"))
+        routed = reading * part
+        return cls(fixed - routed, max(each, fixed / 100), measured, hasattr(model, "weight_bytes"), routed, share)
 
     def nominal(self, rows: float) -> float:
         """Seconds of a forward as the size of the model has them."""
-        return self.fixed + rows * self.each
+        return self.fixed + rows * self.each + self.routed * share_read(self.share, rows)
 
     @property
     def piece_rows(self) -> int:
         """Rows of a pass that takes PIECE_FACTOR times as long as one over a single row, as the model's size has it.
 
-        On a CPU, where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole.
+        On a CPU, where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole. Of
+        a mixture all experts count for the single row, too: else a long prompt would read them for every few rows.
         """
-        return int((PIECE_FACTOR * (self.fixed + self.each) - self.fixed) / self.each)
+        fixed = self.fixed + self.routed
+        return int((PIECE_FACTOR * (fixed + self.each) - fixed) / self.each)
 
     def add(self, rows: int, seconds: float) -> None:
         """Note the seconds of a pass's forwards."""

@@ -16,8 +16,10 @@ import torch
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.methods import Method
+from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.artifact import companion
+from draftwood.runtime.cost import share_read
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
 from draftwood.tune.observation import Observation, rate, total
@@ -213,6 +215,7 @@ def plan(
         kinds.append((PLAIN, exits))
     if not kinds:
         raise ConfigurationError(NOTHING_TO_PLAN)
+    notes += read_by_rows(engine.target)
     costs = _costs(runs)
     if engine.drafts and not params.greedy:
         width = max(1, round(runs.one(BEAMS[0], 0, 24).width))
@@ -249,6 +252,16 @@ def _exits(runs: _Runs, notes: list[str]) -> list[Method]:
         notes.append(f"{EXITS[0].name} is left out: {error}")
         return []
     return EXITS
+
+
+def read_by_rows(model: CausalModel) -> list[str]:
+    """A note on what rows read of a mixture of experts; none for other models."""
+    experts, share = getattr(model, "routed", (0, 0.0))
+    if not experts:
+        return []
+    whole = model.weight_bytes  # type: ignore[attr-defined]  # which such models have
+    rows = ", ".join(f"{count}: {1 - experts / whole * (1 - share_read(share, count)):.0%}" for count in (1, 4, 8, 16))
+    return [f"a mixture of experts: share of the weights that K tokens at once read, expected: {rows}"]
 
 
 def _costs(runs: _Runs) -> list[dict[int, float]]:

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from family_models import VARIANTS
 from torch import nn
 
 from draftwood import Engine, TabularModel
 from draftwood.engine.engine import prepare
+from draftwood.models.checkpoints.families.table import FAMILIES
+from draftwood.models.decoder import Decoder
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import (
     BYTE_SECONDS,
@@ -21,7 +24,9 @@ from draftwood.runtime.cost import (
     Measured,
     Overhead,
     draft_units,
+    share_read,
 )
+from draftwood.tune.planner import read_by_rows
 
 pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -95,6 +100,29 @@ def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
         == pytest.approx(smaller.nominal(0) - 6 * NATIVE_LAYER_SECONDS)
         == CACHED_BYTE_SECONDS * 4e6
     )
+
+
+def test_rows_of_a_mixture_cost_the_experts_that_they_read() -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 512, "moe_intermediate_size": 512, "num_experts": 32}
+    with torch.device("meta"):
+        model = Decoder(FAMILIES["qwen3_moe"].config({**VARIANTS["qwen3_moe"][1], **sizes}))
+    experts = 2 * 32 * 3 * 512 * 512 * 4
+    assert model.routed == (experts, 2 / 32)
+    scores = torch.rand(2000, 8, 32, generator=torch.Generator().manual_seed(0))
+    chosen = scores.topk(2, -1).indices.flatten(1)  # 8 rows of an even router, many times
+    distinct = sum(len(set(row.tolist())) for row in chosen) / 2000
+    assert 32 * share_read(2 / 32, 8) == pytest.approx(distinct, rel=0.02)
+    curve, other = Curve.of(model, 2, Measured()), Curve.of(model, 1, Measured())
+    reading = curve.routed / experts  # seconds of a byte
+    for rows in (1, 2, 8):
+        read = experts * share_read(2 / 32, rows)
+        assert curve.nominal(rows) - rows * curve.each == pytest.approx(curve.fixed + reading * read)
+    assert curve.fixed < curve.nominal(1) / 2 and other.nominal(3) == pytest.approx(curve.nominal(3) / 2, rel=0.05)
+    dense = Curve(curve.nominal(1) - curve.each, curve.each)  # as if it read no more for more rows
+    assert curve.marginal(1, 4) > 3 * dense.marginal(1, 4)
+    assert curve.piece_rows > 7 * curve.routed / curve.each
+    assert read_by_rows(model)[0].startswith("a mixture of experts: share of the weights that K tokens at once read")
+    assert read_by_rows(MODEL) == []
 
 
 def test_layer_ranges_count_by_their_share() -> None:
