@@ -127,7 +127,8 @@ class GenerationBuilder:
 
     def _ending(self, request: Request) -> Ending:
         """A new follower of one of the request's texts, which says where it ends."""
-        stream = None if self.tokenizer is None else self.tokenizer.stream(list(request.prompt))
+        special = not request.skip_special_tokens
+        stream = None if self.tokenizer is None else self.tokenizer.stream(list(request.prompt), special)
         return Ending(
             request.max_new_tokens,
             request.end_tokens,
@@ -146,7 +147,8 @@ class GenerationBuilder:
         """The check for stop strings of texts that are not emitted yet."""
         if self.tokenizer is None or not request.stop:
             return None
-        return StopStrings(request.stop, self.tokenizer.stream, TokenStream.CONTEXT)
+        stream = partial(self.tokenizer.stream, special=not request.skip_special_tokens)
+        return StopStrings(request.stop, stream, TokenStream.CONTEXT)
 
     def cache(self, model: CausalModel) -> Cache:
         """The cache of a model, made when it is first needed and shared by all requests."""

@@ -186,7 +186,8 @@ class Engine:
         names. `temperature` (0 = greedy), `top_k`, `top_p`, ... say how tokens are drawn, or `sampling` does, as a
         mapping of them or a SamplingParams. The same `seed` gives the same text. Output ends at EOS or one of
         `stop_token_ids`, at a `stop` string, after `max_new_tokens` or where the context ends; the first
-        `min_new_tokens` tokens are none that would end it, and `ignore_eos` goes on behind an end token.
+        `min_new_tokens` tokens are none that would end it, and `ignore_eos` goes on behind an end token. Special tokens
+        have no text, unless `skip_special_tokens` is False.
         `structured` says what the text must be ({"json_schema": ...}, {"json_object": True}, {"regex": ...},
         {"choice": [...]} or {"grammar": ...}). `top_logprobs` asks for the most probable tokens at each place.
         `cancelled` is asked once per round, in the thread that computes. Raises RequestError or ConfigurationError

@@ -34,6 +34,7 @@ class MoreOptions(TypedDict, total=False):
     min_new_tokens: int
     top_logprobs: int
     ignore_eos: bool
+    skip_special_tokens: bool
     structured: Structured | Mapping[str, Any] | None
     cancelled: Callable[[], bool] | None
 
@@ -58,6 +59,7 @@ DEFAULTS: dict[str, Any] = {  # of all options, in the order in which signatures
     "min_new_tokens": 0,
     "top_logprobs": 0,
     "ignore_eos": False,
+    "skip_special_tokens": True,
     "structured": None,
     "cancelled": None,
 }
@@ -97,4 +99,5 @@ class Request:
     min_new_tokens: int
     cancelled: Callable[[], bool] | None
     structured: Structured | None = None
+    skip_special_tokens: bool = True
     grammar: Callable[[], Grammar] | None = None  # begins to follow the grammar of `structured`

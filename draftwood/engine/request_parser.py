@@ -112,7 +112,7 @@ class RequestParser:
             raise RequestError(
                 f"min_new_tokens is {min_new_tokens}, but max_new_tokens only {max_new_tokens}; raise it"
             )
-        ends = frozenset() if self._ignores_end(options) else self.end_tokens
+        ends = frozenset() if _flag(options, "ignore_eos", False) else self.end_tokens
         stop_ids = options.get("stop_token_ids", ())
         if not isinstance(stop_ids, Sequence):
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
@@ -131,6 +131,7 @@ class RequestParser:
             min_new_tokens=min_new_tokens,
             cancelled=cancelled,
             structured=structured,
+            skip_special_tokens=_flag(options, "skip_special_tokens", True),
             grammar=None if structured is None else self.grammar(structured),
         )
 
@@ -155,13 +156,6 @@ class RequestParser:
             check_text(one, "a stop string")
         return tuple(stops)
 
-    def _ignores_end(self, options: Options) -> bool:
-        """Whether a text goes on behind an end token."""
-        ignored: object = options.get("ignore_eos", False)
-        if not isinstance(ignored, bool):
-            raise RequestError(f"ignore_eos is {short_repr(ignored)}, but must be True or False")
-        return ignored
-
     def structured(self, options: Options) -> Structured | None:
         """The structure that the text must have, checked but for the grammar itself; None: any."""
         given = options.get("structured")
@@ -173,7 +167,7 @@ class RequestParser:
             given = config.parse(Structured, given, "structured")
         if self.tokenizer is None:
             raise RequestError("structured output needs a tokenizer, and this engine has none")
-        if self._ignores_end(options) or not self.end_tokens:
+        if _flag(options, "ignore_eos", False) or not self.end_tokens:
             why = "leave out ignore_eos" if self.end_tokens else "this model has none"
             raise RequestError(f"structured output ends with the end-of-text token; {why}")
         return given
@@ -192,6 +186,14 @@ class RequestParser:
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
         if min_new_tokens and len(forbidden | ends) >= vocab:
             raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
+
+
+def _flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
+    """An option that is True or False."""
+    value: object = options.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is {short_repr(value)}, but must be True or False")
+    return value
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:

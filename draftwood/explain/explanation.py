@@ -47,7 +47,11 @@ class RecordedGeneration:
             "seed": request.seed,
             "greedy": request.params.greedy,
         }
-        spelled = None if tokenizer is None else Pieces(tokenizer.stream(list(request.prompt)))
+        spelled = (
+            None
+            if tokenizer is None
+            else Pieces(tokenizer.stream(list(request.prompt), not request.skip_special_tokens))
+        )
         return cls(generation, recorder.judgements, spelling(tokenizer), about, spelled)
 
     def pieces(self, round_: Round) -> list[tuple[str, Kind]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from draftwood.core.records import TopLogprobs
 from draftwood.engine.results import GenerationResult
+from draftwood.models.text.replies import ReplyForm, ReplyReader
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
@@ -91,6 +93,7 @@ class CompletionForm:
     tokenizer: Tokenizer
     spell: Spell
     logprobs: bool
+    ids: bool = False  # whether token ids are named
     prefix: str = "cmpl-"
     object: str = "text_completion"
     chunk: str = "text_completion"
@@ -102,6 +105,7 @@ class CompletionForm:
             "text": piece.text,
             "logprobs": self._logprobs(index, piece) if self.logprobs else None,
             "finish_reason": piece.finish,
+            **named_ids(self.ids, piece),
             **piece.more,
         }
 
@@ -124,27 +128,58 @@ class CompletionForm:
 
 @dataclass(slots=True)
 class ChatForm:
-    """/v1/chat/completions."""
+    """/v1/chat/completions; `reply` says how thoughts and calls of tools are found in a text, if they are."""
 
     tokenizer: Tokenizer
     spell: Spell
     logprobs: bool
+    ids: bool = False  # whether token ids are named
     prefix: str = "chatcmpl-"
     object: str = "chat.completion"
     chunk: str = "chat.completion.chunk"
     unknown: list[int] | None = None  # bytes of a token that has none; /v1/responses has no null there
+    reply: ReplyForm | None = None
+    several: bool = True  # calls in one answer
+    older: bool = False  # calls are named as before there were tools
+    readers: dict[int, ReplyReader] = field(default_factory=dict)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": index, "message": message, **self._rest(piece)}
+        content, more, finish = self._parts(index, piece)
+        message = {"role": "assistant", "content": content or (None if more.get("tool_calls") else ""), "refusal": None}
+        for call in more.get("tool_calls", ()):
+            del call["index"]
+        return {"index": index, "message": {**message, **more}, **self._rest(piece), "finish_reason": finish}
 
     def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
-        return {"index": index, "delta": delta, **self._rest(piece)}
+        content, more, finish = self._parts(index, piece)
+        delta = {"role": "assistant", "content": content} if first else {"content": content}
+        return {"index": index, "delta": {**delta, **more}, **self._rest(piece), "finish_reason": finish}
+
+    def _parts(self, index: int, piece: Piece) -> tuple[str, dict[str, Any], str | None]:
+        """The text of a piece, other fields that it adds to a message, and why the message ends."""
+        if self.reply is None:
+            return piece.text, {}, piece.finish
+        if index not in self.readers:
+            self.readers[index] = self.reply.reader(piece.before, self.several)
+        reader = self.readers[index]
+        parts = reader.feed(piece.text, piece.finish is not None)
+        first = reader.count - len(parts.calls)
+        functions = [{"name": name, "arguments": arguments} for name, arguments in parts.calls]
+        more: dict[str, Any] = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
+        if functions and self.older:
+            more["function_call"] = functions[0]
+        elif functions:
+            more["tool_calls"] = [
+                {"index": place, "id": secrets.token_hex(5)[:9], "type": "function", "function": function}
+                for place, function in enumerate(functions, first)
+            ]
+        called = piece.finish == "stop" and reader.count
+        ended = ("function_call" if self.older else "tool_calls") if called else piece.finish
+        return parts.content, more, ended
 
     def _rest(self, piece: Piece) -> dict[str, Any]:
         logprobs = {"content": self.content(piece), "refusal": None} if self.logprobs else None
-        return {"logprobs": logprobs, "finish_reason": piece.finish, **piece.more}
+        return {"logprobs": logprobs, "finish_reason": piece.finish, **named_ids(self.ids, piece), **piece.more}
 
     def content(self, piece: Piece) -> list[dict[str, Any]]:
         """Log-probabilities of each token, as /v1/responses has them too."""
@@ -160,6 +195,11 @@ class ChatForm:
 
 
 Form: TypeAlias = CompletionForm | ChatForm  # an endpoint's way to write choices
+
+
+def named_ids(asked: bool, piece: Piece) -> dict[str, Any]:
+    """A piece's token ids, and those of its prompt, as vLLM reports them."""
+    return {"token_ids": list(piece.tokens), "prompt_token_ids": list(piece.before)} if asked else {}
 
 
 def finite(value: float | None) -> float | None:

@@ -24,6 +24,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.explain import page
 from draftwood.methods import METHODS
 from draftwood.serve.completions import add_completions
+from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, error_response, validation_error
 from draftwood.serve.middleware import RequestMiddleware
 from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
@@ -140,14 +141,17 @@ def _add_status(app: FastAPI, service: Service) -> None:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
+    @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model that is served."""
-        return {"object": "list", "data": [await model()]}
+        return {"object": "list", "data": [await model(service.name)]}
 
-    @app.get(f"/v1/models/{service.name}")
-    async def model() -> dict[str, Any]:
+    @app.get("/models/{name:path}", include_in_schema=False)
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
         """The facts of that model: types, sizes, methods."""
+        check_model(service, name)
         names = service.engine.names
         return {
             "id": service.name,
@@ -180,8 +184,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     async def ids(body: TokenizeRequest) -> list[int]:
         if body.messages is not None:
-            opened, conversation = body.add_generation_prompt is not False, [one.plain() for one in body.messages]
-            read = partial(service.tokenizer.chat, max_tokens=context, add_generation_prompt=opened)
+            conversation, variables, _ = conversation_of(service, body, body.messages)
+            read = partial(service.tokenizer.chat, max_tokens=context, **variables)
             return await service.conversations.run(read, conversation)
         return await service.texts.run(
             service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False, context

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from draftwood.serve import answers
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
+from draftwood.serve.conversation import call_grammar, conversation_of
 from draftwood.serve.errors import ApiError
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from draftwood.serve.request_mapping import RequestPlan, plan_request
@@ -26,11 +27,12 @@ from draftwood.serve.service import Service, check_model
 def add_completions(app: FastAPI, service: Service) -> None:
     """Add both endpoints."""
 
+    @app.post("/completions", include_in_schema=False)
     @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or several."""
         check_model(service, body.model)
-        form = CompletionForm(service.tokenizer, service.spell, body.logprobs is not None)
+        form = CompletionForm(service.tokenizer, service.spell, body.logprobs is not None, bool(body.return_token_ids))
         echoed: list[Piece] = []
         if body.max_tokens == 0 and (body.stream or not body.echo):
             raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
@@ -50,19 +52,30 @@ def add_completions(app: FastAPI, service: Service) -> None:
             return await service.answers.answer(lambda: _prompts_alone(head, form, body, echoed), size)
         return await _answer(service, request, body, form, plan, echoed)
 
+    @app.post("/chat/completions", include_in_schema=False)
     @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, by the checkpoint's chat template."""
         check_model(service, body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs are for logprobs; set logprobs, or leave them out", "top_logprobs")
-        form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs))
-        conversation = [message.plain() for message in body.messages]
-        return await _answer(service, request, body, form, plan_request(service, body, [conversation]))
+        talk, variables, reply = conversation_of(service, body, body.messages, body.tool_choice != "none")
+        form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs), bool(body.return_token_ids))
+        if reply.tools or reply.thought:
+            form.reply, form.several = reply, body.parallel_tool_calls is not False and body.functions is None
+            form.older = body.functions is not None
+        calls = await unless_gone(request.receive, call_grammar(service, body, reply, talk, variables))
+        plan = plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+        return await _answer(service, request, body, form, plan)
 
 
 def _head(prefix: str, request: Request, service: Service) -> dict[str, Any]:
-    return {"id": prefix + request.state.request_id, "created": int(time.time()), "model": service.name}
+    return {
+        "id": prefix + request.state.request_id,
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": service.fingerprint,
+    }
 
 
 async def _answer(

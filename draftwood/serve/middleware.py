@@ -117,9 +117,10 @@ class RequestMiddleware:
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         logged: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, logged=logged)
+        scope.setdefault("state", {}).update(request_id=request_id, logged=logged, head=scope["method"] == "HEAD")
         method, path = scope["method"], scope["path"]
-        counted = method == "POST" and path in self.api
+        taken = self._methods(path)
+        counted = method == "POST" and bool(taken)
         began, status = time.perf_counter(), 0
         span = None if get_current_span is None else get_current_span()
         body = RequestBody(receive, headers, self.service.settings)
@@ -147,7 +148,8 @@ class RequestMiddleware:
             self._check(scope, headers, body)
             self.service.busy += counted
             try:
-                await self.app(scope, body.receive, answer)
+                read = {**scope, "method": "GET"} if method == "HEAD" and taken else scope
+                await self.app(read, body.receive, answer)
             finally:
                 self.service.busy -= counted
         except ClientGone:
@@ -166,6 +168,13 @@ class RequestMiddleware:
             facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **logged}
             self._log(facts)
 
+    def _methods(self, path: str) -> Collection[str]:
+        """The HTTP methods of a path of the API; of others none."""
+        if path in self.api:
+            return self.api[path]
+        begun = (methods for name, methods in self.api.items() if "{" in name and path.startswith(name.split("{")[0]))
+        return next(begun, ())
+
     def _check(self, scope: Scope, headers: dict[str, str], body: RequestBody) -> None:
         settings, path = self.service.settings, scope["path"]
         host = headers.get("host", "").lower()
@@ -179,20 +188,22 @@ class RequestMiddleware:
             and not {origin, "*"} & set(settings.allowed_origin)
         ):
             raise ApiError(403, f"pages of {origin[:80]} may not ask this server; its --allowed-origin says who")
-        if path in self.api and scope["method"] not in self.api[path]:
-            allow = ", ".join(sorted(self.api[path]))
+        taken = self._methods(path)
+        if taken and scope["method"] not in taken and (scope["method"] != "HEAD" or "GET" not in taken):
+            allow = ", ".join(sorted(taken))
             raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
         if path in PATHS_WITHOUT_KEY:
             return
         if scope["state"].get("crowded"):
             crowd = f"the server has its {settings.max_connections} connections; ask again"
             raise ApiError(503, crowd, headers={**RETRY_AFTER, "connection": "close"})
-        if path not in self.api:
+        if not taken:
             return
-        if self._keys and not self._has_key(headers.get("authorization", "")):
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+        if self._keys and not self._has_key(given):
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -12,6 +12,8 @@ MAX_CHOICES = 128  # of a request, over all of its prompts
 MAX_TOP_LOGPROBS = 20  # log-probabilities at each place
 MAX_MESSAGES = 1 << 14
 MAX_MESSAGE_PARTS = 1 << 10  # of a message
+MAX_TOOLS = 256
+MAX_TEMPLATE_VARIABLES = 64
 
 
 def _max_entries(limit: int) -> BeforeValidator:
@@ -88,6 +90,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # as llama.cpp has it, with either type
 
 
 class StructuredOutputs(Body):
@@ -137,16 +140,18 @@ class GenerationRequest(TextRequest):
     guided_regex: Text | None = None
     guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
     @property
     def structured(self) -> list[dict[str, Any]]:
         """Constraints on the text in the engine's form, from every field that can hold one; two are too many."""
         constraints: list[dict[str, Any]] = []
         form, outputs = self.response_format, self.structured_outputs
-        if form is not None and form.type == "json_object":
-            constraints.append({"json_object": True})
-        elif form is not None and form.type == "json_schema":
-            constraints.append({"json_schema": None if form.json_schema is None else form.json_schema.schema_})
+        if form is not None and form.type != "text":
+            schema = form.schema_ if form.json_schema is None else form.json_schema.schema_
+            loose = form.type == "json_object" and schema is None
+            constraints.append({"json_object": True} if loose else {"json_schema": schema})
         if outputs is not None:
             given = outputs.model_dump(exclude_none=True)
             constraints.append({"json_schema" if name == "json_" else name: value for name, value in given.items()})
@@ -195,13 +200,13 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 
     @property
     def limit(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+        return {None: 16, -1: None}.get(self.max_tokens, self.max_tokens)  # as OpenAI has it
 
     @property
     def top(self) -> int | None:
@@ -215,57 +220,171 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
-AlwaysEmpty = Annotated[list[Any], Field(max_length=0)] | None  # fields of answers that are always empty here
+def _is_text(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and any(word in kind for word in ("image", "audio", "video", "file")):
+        raise ValueError(f"{kind[:40]} cannot be read, since this server's models read text alone; leave it out")
+    return part
 
 
-class TextPart(Body):
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
-    annotations: AlwaysEmpty = None
-    logprobs: list[Any] | None = None  # of an answer, as the next one; neither says anything to the model
-    parsed: Any = None
+class Loose(Body):
+    """An object whose other fields say nothing to the model, such as those that clients keep in answers."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class ChatMessage(Body):
-    """A message; answers may be sent back as they came, and as OpenAI's client writes them down."""
+class TextPart(Loose):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[Every[TextPart], Field(max_length=MAX_MESSAGE_PARTS)] | None = None
+
+class CalledFunction(Loose):
+    name: Name
+    arguments: Text | dict[str, Any] | None = None
+
+    @property
+    def given(self) -> Any:
+        """The arguments as templates take them."""
+        try:
+            return json.loads(self.arguments or "{}") if not isinstance(self.arguments, dict) else self.arguments
+        except (ValueError, RecursionError):
+            return self.arguments
+
+
+class ToolCall(Loose):
+    id: Name | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
+class ChatMessage(Loose):
+    """A message; answers may be sent back as they came, and as clients write them down."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: (
+        Text
+        | Annotated[Every[Annotated[TextPart, BeforeValidator(_is_text)]], Field(max_length=MAX_MESSAGE_PARTS)]
+        | None
+    ) = None
     name: Text | None = None
-    type: Literal["text", "message"] | None = None
-    refusal: None = None
-    annotations: AlwaysEmpty = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: AlwaysEmpty = None
-    parsed: Any = None  # what the client read in the content
-    id: Name | None = None  # this and the next one of what /v1/responses answered
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[Every[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+    function_call: CalledFunction | None = None
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates take it."""
         content = self.content
         if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        if self.role == "assistant":
+            content = "".join(part.text or part.refusal or "" for part in content)
+        if self.role in ("assistant", "tool", "function"):
             content = content or ""  # as in an answer without text
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content, "name": self.name}
+        calls = list(self.tool_calls or ())
+        if self.function_call is not None:
+            calls.append(ToolCall(function=self.function_call))
+        written = [
+            {"id": one.id, "type": "function", "function": {"name": one.function.name, "arguments": one.function.given}}
+            for one in calls
+        ]
+        return {
+            "role": {"developer": "system", "function": "tool"}.get(self.role, self.role),
+            "content": content,
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": written or None,
+            "tool_call_id": self.tool_call_id,
+        }
+
+
+class Function(Loose):
+    """What a model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    description: Text | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(Loose):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Loose):
+    name: Name
+
+
+class ToolChoice(Loose):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 Messages = Annotated[Every[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class ChatRequest(GenerationRequest):
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    if len(given) > MAX_TEMPLATE_VARIABLES:
+        raise ValueError(f"it has {len(given):,} entries, but at most {MAX_TEMPLATE_VARIABLES} are taken")
+    if own := given.keys() & {"self", "choices", "messages", "max_tokens", "tools", "documents"}:
+        raise ValueError(f"{min(own)} is no variable that can be set; leave it out")
+    return given
+
+
+class Conversation(Body):
+    """How a conversation becomes text."""
+
+    tools: Annotated[Every[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: Annotated[Schema, AfterValidator(_variables)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Name | None = None
+
+    @property
+    def functions_offered(self) -> list[dict[str, Any]]:
+        """The tools as templates take them."""
+        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools or ()]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is given besides the messages."""
+        kept = ("add_generation_prompt", "continue_final_message", "reasoning_effort")
+        named = {name: value for name in kept if (value := getattr(self, name)) is not None}
+        return {**(self.chat_template_kwargs or {}), **named}
+
+
+class ChatRequest(GenerationRequest, Conversation):
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Every[Function], Field(max_length=MAX_TOOLS)] | None = None  # the last two's older names
+    function_call: Literal["auto", "none"] | NamedFunction | None = None
+    metadata: Any = None  # from here on: fields that say nothing to the model
+    modalities: list[Literal["text"]] | None = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+
+    @model_validator(mode="after")
+    def _older_names(self) -> Self:
+        if self.functions is not None and self.tools is None:
+            self.tools = [Tool(type="function", function=one) for one in self.functions]
+            one = self.function_call
+            self.tool_choice = ToolChoice(type="function", function=one) if isinstance(one, NamedFunction) else one
+        return self
 
     @property
     def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        given = self.max_completion_tokens or self.max_tokens
+        return None if given == -1 else given
 
     @property
     def top(self) -> int | None:
@@ -295,14 +414,13 @@ class ResponseRequest(TextRequest):
     metadata: Annotated[dict[Text, Text], _max_entries(64)] | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Conversation):
     """Text or a conversation."""
 
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
 
 
 class DetokenizeRequest(Body):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood.depth import parse_depth
@@ -35,6 +35,7 @@ class RequestPlan:
     each: int
     method: Method
     seed: int
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
 
     @property
     def generations(self) -> int:
@@ -50,8 +51,19 @@ class RequestPlan:
         return isinstance(self.method, BeamMethod)
 
 
-def plan_request(service: Service, body: GenerationRequest, prompts: Sequence[Prompt]) -> RequestPlan:
-    """The generations that answer a request; ApiError where it cannot be carried out, before anything is computed."""
+def plan_request(
+    service: Service,
+    body: GenerationRequest,
+    prompts: Sequence[Prompt],
+    variables: Mapping[str, Any] | None = None,
+    calls: str | None = None,
+    special: bool = False,
+) -> RequestPlan:
+    """The generations that answer a request; ApiError where it cannot be carried out, before anything is computed.
+
+    `variables` are for the chat template, `calls` is the grammar of calls that have to be made, if any; `special`
+    tokens have text.
+    """
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options are for streams; set stream, or leave them out", "stream_options")
     n, best_of = body.choices, body.best_of or body.choices
@@ -82,12 +94,14 @@ def plan_request(service: Service, body: GenerationRequest, prompts: Sequence[Pr
         "stop_token_ids": body.stop_token_ids or (),
         "ignore_eos": bool(body.ignore_eos),
         "top_logprobs": body.top or 0,
+        "skip_special_tokens": body.skip_special_tokens is not False and not special,
     }
-    if len(body.structured) > 1:
+    constraints = body.structured + ([] if calls is None else [{"grammar": calls}])
+    if len(constraints) > 1:
         raise ApiError(400, "structured output is asked for more than once; give exactly one", "response_format")
-    for structured in body.structured:
+    for structured in constraints:
         options["structured"] = structured
-    return RequestPlan(options, prompts, n, each, method, seed)
+    return RequestPlan(options, prompts, n, each, method, seed, variables or {})
 
 
 def _check_sequences(service: Service, body: GenerationRequest, width: int, prompts: int, beams: bool) -> None:

@@ -80,7 +80,8 @@ class RequestRun:
         """Queue all generations; raises what is wrong with the request."""
         if self._batch is None:
             service, plan = self.service, self.plan
-            prompts = [await service.read(prompt) for prompt in plan.prompts]  # once, however many texts continue it
+            # once each, however many texts continue it
+            prompts = [await service.read(prompt, None, plan.variables) for prompt in plan.prompts]
             await service.compile(plan.options)
             self._batch = service.async_engine.together(plan.requests(prompts), self._prepare)
         await self._batch.begin()
@@ -200,16 +201,17 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(ClientGone):
-                await unless_gone(receive, self._send(send))
+                await unless_gone(receive, self._send(send, bool(scope.get("state", {}).get("head"))))
         finally:
             if self._run is not None:
                 await self._run.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, head: bool) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for text in self._events:
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            if not head:
+                async for text in self._events:
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             if isinstance(self._events, AsyncGenerator):

@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from starlette.responses import JSONResponse, Response
 
+from draftwood import __version__
 from draftwood.engine.async_engine import AsyncEngine
 from draftwood.engine.engine import Engine
 from draftwood.engine.request import MethodSpec, Prompt
@@ -88,6 +90,8 @@ class Service:
         self.name = settings.served_model_name or (Path(target).name if Path(target).exists() else target)
         self.public = PublicView(engine, self.name, self.method)
         self.created = int(time.time())
+        facts = json.dumps(self.public.value(engine.names), sort_keys=True, default=str)
+        self.fingerprint = f"fp_{sha256(f'{__version__} {self.name} {facts}'.encode()).hexdigest()[:10]}"
         self.async_engine = AsyncEngine(engine)
         self.metrics = ServerMetrics(engine, self.name)
         spell = spelling(self.tokenizer)
@@ -132,10 +136,17 @@ class Service:
         """The text of a prompt as far as it is certain: an answer completes a character that ends inside."""
         return "".join(map(self.tokenizer.stream().step, prompt))
 
-    async def read(self, prompt: Prompt, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a prompt, as `Engine.tokens`; RequestError where it is longer than this server takes."""
-        chat = not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
-        tokens = await (self.conversations if chat else self.prompts).run(self.engine.tokens, prompt, max_tokens)
+    async def read(
+        self, prompt: Prompt, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt, as `Engine.tokens`; RequestError where it is longer than this server takes.
+
+        `variables` are for the chat template of a conversation.
+        """
+        if not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int):
+            read = partial(self.tokenizer.chat, max_tokens=self.engine.target.context, **(variables or {}))
+            prompt = await self.conversations.run(read, prompt)
+        tokens = await self.prompts.run(self.engine.tokens, prompt, max_tokens)
         if (limit := self.settings.max_prompt_tokens) is not None and len(tokens) > limit:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but this server takes {limit} at most; shorten it"

@@ -177,9 +177,13 @@ def test_conversations_need_a_template(served: Running, target: Any) -> None:
 
 def test_unknown_paths_and_methods(served: Running) -> None:
     assert served.client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
-    for method, path, allowed in (("GET", COMPLETIONS, "POST"), ("POST", "/health", "GET"), ("HEAD", "/ready", "GET")):
+    for method, path, allowed in (("GET", COMPLETIONS, "POST"), ("POST", "/health", "GET"), ("HEAD", CHAT, "POST")):
         answer = served.client.request(method, path)
         assert answer.status_code == 405 and answer.headers["allow"] == allowed
+    assert served.client.post("/v1/embeddings", json={}).status_code == 404
+    for path in ("/ready", "/v1/models", "/metrics", FOREST):
+        answer = served.client.head(path)
+        assert answer.status_code == 200 and not answer.content
     assert served.client.get("/../settings.py").status_code == 404
     assert served.client.get("/%2e%2e/settings.py").status_code == 404
 

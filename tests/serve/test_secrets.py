@@ -32,7 +32,6 @@ HI = [{"role": "user", "content": "hi"}]
         ("/v1/completions", {"prompt": "a", "structured_outputs": {"jso": {}}}, "structured_outputs.jso", "json"),
         ("/v1/chat/completions", {"messages": HI, "prompt": "a"}, "prompt", None),
         ("/v1/chat/completions", {"messages": HI, "max_token": 1}, "max_token", "max_tokens"),
-        ("/v1/chat/completions", {"messages": [{**HI[0], "contents": "a"}]}, "messages.0.contents", "content"),
         ("/v1/responses", {"input": "a", "top_k": 1}, "top_k", "top_p"),
         ("/v1/responses", {"input": "a", "max_tokens": 1}, "max_tokens", "max_output_tokens"),
         ("/tokenize", {"prompt": "a", "tokens": [1]}, "tokens", None),

@@ -1,0 +1,47 @@
+"""A request's conversation as its chat template takes it, and how the reply is read: thoughts, calls of tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.models.text.replies import ReplyForm
+from draftwood.serve.errors import ApiError
+from draftwood.serve.protocol import ChatMessage, ChatRequest, Conversation, ToolChoice
+from draftwood.serve.service import Service
+
+
+def conversation_of(
+    service: Service, body: Conversation, messages: list[ChatMessage], called: bool = True
+) -> tuple[list[dict[str, Any]], dict[str, Any], ReplyForm]:
+    """Messages and variables for the template, and the form of replies; without tools where they are not `called`."""
+    tools = body.functions_offered if called else []
+    form = ReplyForm(service.tokenizer, tools)
+    variables = body.variables | ({"tools": tools} if tools and form.native else {})
+    return form.told([message.plain() for message in messages]), variables, form
+
+
+def checked_choice(body: ChatRequest) -> list[str]:
+    """Names of the tools of which one has to be called, if any has; ApiError where there is no such tool."""
+    choice, names = body.tool_choice, [tool.function.name for tool in body.tools or ()]
+    if choice == "required" or isinstance(choice, ToolChoice):
+        if not names:
+            raise ApiError(400, "tool_choice asks for a call, but there are no tools; give tools", "tool_choice")
+        if isinstance(choice, ToolChoice) and choice.function.name not in names:
+            known = ", ".join(names)[:200]
+            raise ApiError(400, f"there is no tool {choice.function.name!r}; the tools are {known}", "tool_choice")
+        return [choice.function.name] if isinstance(choice, ToolChoice) else names
+    return []
+
+
+async def call_grammar(
+    service: Service, body: ChatRequest, form: ReplyForm, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> str | None:
+    """The grammar of the calls that a reply must have, or may have where all tools are strict; None: it is free."""
+    several = body.parallel_tool_calls is not False and body.functions is None
+    if names := checked_choice(body):
+        opened = form.thought is not None and form.opened(await service.read(messages, None, variables))
+        return form.grammar(names, several, opened)
+    strict = bool(form.tools) and all(tool.function.strict for tool in body.tools or ())
+    if not strict or not form.free or body.structured:
+        return None
+    return form.grammar([tool.function.name for tool in body.tools or ()], several, free=True)

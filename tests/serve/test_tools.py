@@ -1,0 +1,223 @@
+"""Tools, thoughts and templates over HTTP, as openai-python uses them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from servers import Running, running
+
+from draftwood import load
+from draftwood.models.text.replies import ReplyForm
+from draftwood.serve.settings import ServeSettings
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} <tool_call>{% endif %}{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }}:{{ call.function.arguments.n }}>{% endfor %}|"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    "{% if enable_thinking %}<think>{% endif %}{{ reasoning_effort }}{# </think> #}"
+)
+NUMBER = {"type": "object", "properties": {"n": {"enum": [3, 44]}}, "required": ["n"], "additionalProperties": False}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": NUMBER}}
+    for name in ("get", "put")
+]
+HI: Any = [{"role": "user", "content": "hi"}]
+METHODS: list[Any] = [
+    *("off", "speculative", {"name": "mcsd", "tree": [2, 1]}, "lookup"),
+    {"name": "dsbd", "width": 2, "draft_width": 2},
+]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def caller(long_target: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a model whose template knows tools and thoughts."""
+    place = tmp_path_factory.mktemp("caller")
+    for file in filter(Path.is_file, long_target.iterdir()):
+        (place / file.name).write_bytes(file.read_bytes())
+    (place / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    with running(load(place, draft), ServeSettings(api_key="k")) as found:
+        found.client.headers["x-api-key"] = "k"
+        yield found
+
+
+@pytest.fixture
+def client(caller: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{caller.url}/v1", api_key="k", max_retries=0)
+
+
+@pytest.mark.parametrize("speculation", METHODS, ids=str)
+def test_forced_calls_are_valid(client: openai.OpenAI, caller: Running, speculation: Any) -> None:
+    """Whole and streamed, and what the grammar alone gives for the seed."""
+    form = ReplyForm(caller.service.tokenizer, TOOLS)
+    grammar = form.grammar(["get", "put"], False)
+    for seed in range(2):
+        given: Any = {"model": caller.service.name, "messages": HI, "tools": TOOLS, "tool_choice": "required"}
+        given |= {"seed": seed, "parallel_tool_calls": False, "extra_body": {"speculation": speculation}}
+        answer = client.chat.completions.create(**given)
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert call.type == "function" and call.function.name in ("get", "put") and len(call.id) == 9
+        assert json.loads(call.function.arguments)["n"] in (3, 44)
+        assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+        with client.chat.completions.stream(**given) as events:
+            streamed = events.get_final_completion().choices[0]
+        (again,) = streamed.message.tool_calls or ()
+        assert again.function.arguments == call.function.arguments and streamed.finish_reason == "tool_calls"
+        spec = "autoregressive" if speculation == "off" else speculation
+        prompt = "2 <tool_call>u:hi|a:"
+        expected = caller.engine.generate(
+            prompt, spec, max_new_tokens=2000, seed=seed, structured={"grammar": grammar}, skip_special_tokens=False
+        )
+        assert form.reader(expected.prompt_tokens).feed(expected.text, True).calls == [
+            (call.function.name, call.function.arguments)
+        ]
+
+
+def test_every_method_follows_the_same_law(caller: Running) -> None:
+    """Greedy: the call of plain decoding."""
+    found = [
+        caller.post(
+            CHAT, messages=HI, tools=TOOLS, tool_choice="required", temperature=0, speculation=one, max_tokens=300
+        )["choices"][0]["message"]
+        for one in METHODS[:4]
+    ]
+    for message in found:
+        for call in message.get("tool_calls") or ():
+            del call["id"]
+    assert found[0]["tool_calls"] and all(message == found[0] for message in found)
+
+
+def test_three_turns(client: openai.OpenAI, caller: Running) -> None:
+    """The server's own calls are sent back, as agents do."""
+    talk: list[Any] = list(HI)
+    for _ in range(3):
+        answer = client.chat.completions.create(
+            model=caller.service.name,
+            messages=talk,
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": "put"}},
+            parallel_tool_calls=False,
+        )
+        message = answer.choices[0].message
+        (call,) = message.tool_calls or ()
+        assert call.type == "function" and call.function.name == "put"
+        sent = message.model_dump() | {"provider_specific_fields": {"a": 1}, "annotations": [{"type": "x"}]}
+        talk += [sent, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    read = caller.post("/tokenize", messages=talk, tools=TOOLS)
+    said = json.loads(call.function.arguments)["n"]
+    assert caller.post("/detokenize", tokens=read["tokens"])["prompt"].endswith(f"<put:{said}>|t:7|a:")
+
+
+def test_older_functions(client: openai.OpenAI, caller: Running) -> None:
+    functions: Any = [tool["function"] for tool in TOOLS]
+    answer = client.chat.completions.create(
+        model=caller.service.name, messages=HI, functions=functions, function_call={"name": "get"}
+    )
+    message = answer.choices[0].message
+    assert message.function_call is not None and message.function_call.name == "get" and not message.tool_calls
+    assert answer.choices[0].finish_reason == "function_call"
+    caller.post(
+        CHAT, messages=[*HI, message.model_dump(), {"role": "function", "name": "get", "content": "7"}], max_tokens=1
+    )
+
+
+def test_thoughts(caller: Running) -> None:
+    """The template opened the thought; the grammar says how the reply goes on."""
+    given: Any = {
+        "messages": HI,
+        "chat_template_kwargs": {"enable_thinking": True},
+        "guided_regex": "ab</think>\n(c|d)",
+    }
+    message = caller.post(CHAT, **given)["choices"][0]["message"]
+    assert message["reasoning_content"] == "ab" and message["content"] in ("c", "d")
+    deltas = [chunk["choices"][0]["delta"] for chunk in caller.chunks(CHAT, **given, seed=1)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "ab"
+    assert "".join(delta["content"] for delta in deltas) in ("c", "d")
+    plain = caller.post(CHAT, messages=HI, guided_regex="ab")["choices"][0]["message"]
+    assert plain["content"] == "ab" and "reasoning_content" not in plain
+    assert caller.post("/tokenize", messages=HI, reasoning_effort="low")["count"] == len("u:hi|a:low")
+
+
+def test_fields_that_clients_send(caller: Running) -> None:
+    ignored: Any = {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k", "user": "u"}
+    ignored |= {"safety_identifier": "s", "verbosity": "low", "modalities": ["text"], "parallel_tool_calls": True}
+    ignored |= {
+        "prediction": {"type": "content", "content": "x"},
+        "max_tokens": None,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    given: Any = {"messages": HI, "seed": 1, "guided_choice": ["ab"]}
+    assert caller.post(CHAT, **given, **ignored)["choices"][0]["message"]["content"] == "ab"
+    assert caller.post(CHAT, **given | {"max_tokens": -1})["system_fingerprint"].startswith("fp_")
+    form = {"type": "json_object", "schema": {"enum": ["x"]}}
+    assert caller.post(CHAT, messages=HI, response_format=form)["choices"][0]["message"]["content"] == '"x"'
+    ids = caller.post(CHAT, **given, return_token_ids=True)["choices"][0]
+    assert len(ids["prompt_token_ids"]) == len("u:hi|a:") and len(ids["token_ids"]) >= 2
+    half: Any = [*HI, {"role": "assistant", "content": "so"}]
+    read = caller.post("/tokenize", messages=half, continue_final_message=True, add_generation_prompt=False)
+    assert caller.post("/detokenize", tokens=read["tokens"])["prompt"] == "u:hi|a:so"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"tool_choice": "required"}, "there are no tools; give tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "the tools are get, put"),
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "more than once"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools: "),
+        ({"chat_template_kwargs": {"messages": []}}, "messages is no variable that can be set"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "image_url cannot be read",
+        ),
+        ({"tool_choise": 1}, "did you mean 'tool_choice'?"),
+        ({"max_tokens": 0, "echo": True}, "there is no field 'echo'"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_refusals(caller: Running, body: dict[str, Any], told: str) -> None:
+    status, error = caller.refused(CHAT, **{"messages": HI, **body})
+    assert status == 400 and told in error["message"], error
+
+
+def test_keys(caller: Running) -> None:
+    name = caller.service.name
+    assert httpx.get(f"{caller.url}/v1/models/{name}").status_code == 401
+    assert httpx.get(f"{caller.url}/models", headers={"x-api-key": "wrong"}).status_code == 401
+    assert caller.client.get(f"/v1/models/{name}").json()["id"] == name
+    answer = caller.client.get("/v1/models/org/other")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    assert caller.client.post("/chat/completions", json={"messages": HI, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.real
+def test_an_agent_with_a_real_model(smollm2: Path) -> None:
+    """SmolLM2's template knows no tools: it is told of them, and the grammar does the rest."""
+    where = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome", "Oslo"]}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": where}}]
+    with running(load(smollm2)) as found:
+        client = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+        talk: list[Any] = []
+        for city in ("Paris", "Rome", "Oslo"):
+            talk.append({"role": "user", "content": f"How is the weather in {city}?"})
+            answer = client.chat.completions.create(
+                model=found.service.name,
+                messages=talk,
+                tools=tools,
+                tool_choice="required",
+                temperature=0,
+                max_tokens=40,
+            )
+            (call,) = answer.choices[0].message.tool_calls or ()
+            assert call.type == "function" and json.loads(call.function.arguments) == {"city": city}
+            talk += [
+                answer.choices[0].message,
+                {"role": "tool", "tool_call_id": call.id, "content": "sunny, 20 degrees"},
+            ]
