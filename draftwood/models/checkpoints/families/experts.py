@@ -87,7 +87,7 @@ def gates_first(config: DecoderConfig) -> Tensor:
 GPT_OSS_ORDERS = {f"layers.{{i}}.feed.experts.{{e}}.gate_up.{x}": gates_first for x in ("weight", "bias")}
 
 
-def _experts(raw: Raw, count: int, chosen: int, inner: int) -> Raw:
+def experts_of(raw: Raw, count: int, chosen: int, inner: int) -> Raw:
     """Numbers and size of experts; numbers are what absent keys mean."""
     known = {
         "count": keys.positive_int(raw, "num_experts", count, 4096),
@@ -99,7 +99,7 @@ def _experts(raw: Raw, count: int, chosen: int, inner: int) -> Raw:
     return known
 
 
-def _sparse(raw: Raw, layers: int) -> list[bool]:
+def sparse_layers(raw: Raw, layers: int) -> list[bool]:
     """Which layers have experts, by Qwen's keys."""
     step, dense = keys.positive_int(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
@@ -120,13 +120,13 @@ def _where(experts: ExpertsConfig, sparse: list[bool], windows: Raw) -> Raw:
 def qwen3_moe(raw: Raw) -> DecoderConfig:
     raw = renamed(raw, num_local_experts="num_experts")
     shape = shape_of(raw, 151936, 2048, 6144, 24, 32, 4, None)
-    experts = ExpertsConfig(**_experts(raw, 128, 8, 768), normalised=keys.flag(raw, "norm_topk_prob", False))
+    experts = ExpertsConfig(**experts_of(raw, 128, 8, 768), normalised=keys.flag(raw, "norm_topk_prob", False))
     window = sliding_window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
     no_windows(raw)
     return DecoderConfig(
         **llama_like(raw, shape, 32768),
         **attention_bias(raw),
-        **_where(experts, _sparse(raw, shape["num_hidden_layers"]), {"window": window}),
+        **_where(experts, sparse_layers(raw, shape["num_hidden_layers"]), {"window": window}),
         qk_norm="one",
     )
 
@@ -136,11 +136,11 @@ def qwen3_vl_moe(raw: Raw) -> DecoderConfig:
     no_windows(raw)
     raw = renamed(raw, num_local_experts="num_experts")
     shape = shape_of(raw, 151936, 2048, 5632, 24, 16, 16, None)
-    experts = ExpertsConfig(**_experts(raw, 60, 4, 1408), normalised=True)
+    experts = ExpertsConfig(**experts_of(raw, 60, 4, 1408), normalised=True)
     return DecoderConfig(
         **llama_like(usual_rope(raw, 500_000.0), shape, 128_000, tied=True),
         **attention_bias(raw),
-        **_where(experts, _sparse(raw, shape["num_hidden_layers"]), {}),
+        **_where(experts, sparse_layers(raw, shape["num_hidden_layers"]), {}),
         qk_norm="one",
     )
 
@@ -148,7 +148,7 @@ def qwen3_vl_moe(raw: Raw) -> DecoderConfig:
 def qwen2_moe(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 151936, 2048, 5632, 24, 16, 16, None)
     experts = ExpertsConfig(
-        **_experts(raw, 60, 4, 1408),
+        **experts_of(raw, 60, 4, 1408),
         normalised=keys.flag(raw, "norm_topk_prob", False),
         shared_size=keys.positive_int(raw, "shared_expert_intermediate_size", 5632),
         shared_gate=True,
@@ -156,7 +156,7 @@ def qwen2_moe(raw: Raw) -> DecoderConfig:
     layers = shape["num_hidden_layers"]
     return DecoderConfig(
         **llama_like(raw, shape, 32768),
-        **_where(experts, _sparse(raw, layers), qwen_windows(raw, layers)),
+        **_where(experts, sparse_layers(raw, layers), qwen_windows(raw, layers)),
         qkv_bias=keys.flag(raw, "qkv_bias", True),
     )
 
@@ -166,7 +166,7 @@ def mixtral(raw: Raw) -> DecoderConfig:
     raw = renamed(raw, num_local_experts="num_experts")
     shape = shape_of(raw, 32000, 4096, 14336, 32, 32, 8, None)
     keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
-    experts = ExpertsConfig(**_experts(raw, 8, 2, shape["intermediate_size"]), normalised=True)
+    experts = ExpertsConfig(**experts_of(raw, 8, 2, shape["intermediate_size"]), normalised=True)
     return DecoderConfig(
         **llama_like(usual_rope(raw, 1e6), shape, 131072, 1e-5), window=sliding_window(raw, None), experts=experts
     )
@@ -178,7 +178,7 @@ def olmoe(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 50304, 2048, 2048, 16, 16, None, None)
     keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
     experts = ExpertsConfig(
-        **_experts(raw, 64, 8, shape["intermediate_size"]), normalised=keys.flag(raw, "norm_topk_prob", False)
+        **experts_of(raw, 64, 8, shape["intermediate_size"]), normalised=keys.flag(raw, "norm_topk_prob", False)
     )
     return DecoderConfig(**llama_like(raw, shape, 4096, 1e-5), **attention_bias(raw), experts=experts, qk_norm="whole")
 
@@ -188,7 +188,7 @@ def granitemoe(raw: Raw) -> DecoderConfig:
     raw = renamed(raw, num_local_experts="num_experts")
     shape = shape_of(raw, 32000, 4096, 11008, 32, 32, None, None)
     keys.only(raw, "moe_intermediate_size", shape["intermediate_size"])
-    experts = ExpertsConfig(**_experts(raw, 8, 2, shape["intermediate_size"]), normalised=True)
+    experts = ExpertsConfig(**experts_of(raw, 8, 2, shape["intermediate_size"]), normalised=True)
     return DecoderConfig(
         **llama_like(raw, shape, 2048),
         **attention_bias(raw),
@@ -203,7 +203,7 @@ def glm4_moe(raw: Raw) -> DecoderConfig:
     raw = renamed(raw, num_experts="n_routed_experts", num_local_experts="n_routed_experts")
     raw = {**raw, "num_experts": raw.get("n_routed_experts")}
     shape = shape_of(raw, 151552, 4096, 10944, 46, 96, 8, None)
-    known = _experts(raw, 128, 8, 1408)
+    known = experts_of(raw, 128, 8, 1408)
     groups, chosen_groups = keys.positive_int(raw, "n_group", 1), keys.positive_int(raw, "topk_group", 1)
     if known["count"] % groups or chosen_groups > groups:
         raise ModelError(f"n_group {groups} and topk_group {chosen_groups} do not fit {known['count']} experts")
@@ -238,7 +238,7 @@ def gpt_oss(raw: Raw) -> DecoderConfig:
     keys.only(raw, "hidden_act", "silu")
     bias = keys.flag(raw, "attention_bias", True)
     experts = ExpertsConfig(
-        **_experts(raw, 128, 4, shape["intermediate_size"]),
+        **experts_of(raw, 128, 4, shape["intermediate_size"]),
         normalised=True,
         router_bias=True,
         bias=True,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families.experts import experts_of, sparse_layers
 from draftwood.models.checkpoints.families.family import attention_bias, llama_like, renamed, shape_of
 from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.experts_config import ExpertsConfig
 from draftwood.models.recurrent_config import CONV, DELTA, SSM, RecurrentConfig
 from draftwood.util.safe_parsing import short_repr
 
@@ -42,9 +47,11 @@ def _divided(what: str, count: int, among: str, parts: int) -> int:
     return count // parts
 
 
-def qwen3_5(raw: Raw) -> DecoderConfig:
-    """Qwen3.5's dense text model. Of a text alone its rotary positions, which images have three of, are the usual."""
-    shape = shape_of(raw, 248320, 4096, 12288, 32, 16, 4, 256)
+def _gated_delta(raw: Raw, shape: Raw, context: int = 32768) -> Raw:
+    """The knobs of Qwen3.5 and Qwen3-Next, but for their feed-forwards.
+
+    Of a text alone their rotary positions, which images have three of, are the usual.
+    """
     every = _whole(raw, "full_attention_interval", 4)
     keys.only(raw, "hidden_act", "silu")
     if raw.get("partial_rotary_factor") is None:
@@ -59,14 +66,56 @@ def qwen3_5(raw: Raw) -> DecoderConfig:
         values,
         _whole(raw, "linear_value_head_dim", 128),
     )
-    return DecoderConfig(
-        **llama_like(raw, shape, 32768, partial=True),
+    return {
+        **llama_like(raw, shape, context, partial=True),
         **attention_bias(raw),
         **_mixers(raw, shape["num_hidden_layers"], delta, lambda layer: (layer + 1) % every == 0),
-        norm="rms_offset",
-        qk_norm="one",
-        output_gate=True,
+        "norm": "rms_offset",
+        "qk_norm": "one",
+        "output_gate": True,
+    }
+
+
+def qwen3_5(raw: Raw) -> DecoderConfig:
+    """Qwen3.5's dense text model."""
+    return DecoderConfig(**_gated_delta(raw, shape_of(raw, 248320, 4096, 12288, 32, 16, 4, 256)))
+
+
+def _shared_experts(raw: Raw, count: int, chosen: int, normalised: bool) -> ExpertsConfig:
+    return ExpertsConfig(
+        **experts_of(raw, count, chosen, 512),
+        normalised=normalised,
+        shared_size=_whole(raw, "shared_expert_intermediate_size", 512),
+        shared_gate=True,
     )
+
+
+def qwen3_5_moe(raw: Raw) -> DecoderConfig:
+    """The text model of Qwen3.5's mixtures."""
+    shape = shape_of({**raw, "intermediate_size": None}, 248320, 2048, 512, 40, 16, 2, 256)
+    return DecoderConfig(**_gated_delta(raw, shape), experts=_shared_experts(raw, 256, 8, True))
+
+
+def qwen3_next(raw: Raw) -> DecoderConfig:
+    shape = shape_of(raw, 151936, 2048, 5632, 48, 16, 2, 256)
+    knobs = _gated_delta(raw, shape)
+    experts = _shared_experts(raw, 512, 10, keys.flag(raw, "norm_topk_prob", True))
+    sparse = sparse_layers(raw, shape["num_hidden_layers"])
+    pairs = zip(knobs.pop("layers"), sparse, strict=True)
+    layers = tuple((*layer, ("experts", experts if has else None)) for layer, has in pairs)
+    return DecoderConfig(**knobs, layers=layers)
+
+
+def by_kind(config: DecoderConfig) -> Tensor:
+    """The order of rows that lie key head by key head (query, key, values, gates; then corrections, steps)."""
+    c = config.recurrent
+    assert c is not None
+    each = c.value_heads // c.key_heads
+    sizes = [c.key_dim, c.key_dim, each * c.value_dim, each * c.value_dim]
+    wide = torch.arange(c.key_heads * sum(sizes)).view(c.key_heads, -1)
+    query, key, value, gate = (part.flatten() for part in torch.split(wide, sizes, 1))
+    narrow = torch.arange(2 * c.value_heads).view(c.key_heads, 2, -1) + c.key_heads * sum(sizes)
+    return torch.cat((gate, query, key, value, narrow[:, 0].flatten(), narrow[:, 1].flatten()))
 
 
 def lfm2(raw: Raw) -> DecoderConfig:
@@ -136,11 +185,13 @@ def _step_limit(raw: Raw) -> tuple[float, float]:
 
 
 def granite_hybrid(raw: Raw) -> DecoderConfig:
-    """Granite 4, whose dense models have attention alone or Mamba-2 layers too."""
-    keys.only(raw, "num_local_experts", 0)
-    if raw.get("num_local_experts") is None:
-        raise ModelError("num_local_experts is missing, which means 8; models with experts are not supported yet")
-    inner = _whole(raw, "shared_intermediate_size", 1024)
+    """Granite 4, which has Mamba-2 layers or attention alone, and a mixture of experts or none."""
+    inner, experts = _whole(raw, "shared_intermediate_size", 1024), None
+    if raw.get("num_local_experts") != 0:
+        raw = renamed(raw, num_local_experts="num_experts")
+        size = _whole(raw, "intermediate_size", 11008)
+        keys.only(raw, "moe_intermediate_size", size)
+        experts = ExpertsConfig(**experts_of(raw, 8, 2, size), normalised=True, shared_size=inner)
     shape = shape_of({**raw, "intermediate_size": inner}, 32000, 4096, 1024, 32, 32, None, None)
     keys.only(raw, "position_embedding_type", "rope", "nope")
     rotated = {} if raw.get("position_embedding_type") == "rope" else {"rotary_dim": 0}
@@ -149,6 +200,7 @@ def granite_hybrid(raw: Raw) -> DecoderConfig:
         **llama_like(raw, shape, 2048) | rotated,
         **attention_bias(raw),
         **_mixers(raw, shape["num_hidden_layers"], mamba, lambda layer: False),
+        experts=experts,
         embedding_scale=keys.positive_number(raw, "embedding_multiplier", 1.0),
         residual_multiplier=keys.positive_number(raw, "residual_multiplier", 1.0),
         attention_scale=keys.positive_number(raw, "attention_multiplier", 1.0),

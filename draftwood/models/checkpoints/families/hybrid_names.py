@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from draftwood.models.checkpoints.families.experts import GRANITE_MOE, QWEN_2_MOE
+from draftwood.models.checkpoints.families.hybrid import by_kind
 from draftwood.models.checkpoints.tensor_names import LLAMA, QWEN_3, Names, both
 
 _LAYER = "model.layers.{i}"
@@ -26,6 +28,11 @@ def _recurrent(module: str, into: tuple[str, ...] = ("in_proj",), conv: str = "c
 
 QWEN_3_5: Names = {**QWEN_3, **_recurrent("linear_attn", tuple(f"in_proj_{x}" for x in ("z", "qkv", "b", "a")))}
 
+_EXPERTS: Names = {name: sources for name, sources in QWEN_2_MOE.items() if name.startswith("layers.{i}.feed.")}
+QWEN_3_5_MOE: Names = {**QWEN_3_5, **_EXPERTS}
+QWEN_3_NEXT: Names = {**QWEN_3, **_EXPERTS, **_recurrent("linear_attn", ("in_proj_qkvz", "in_proj_ba"))}
+QWEN_3_NEXT_ORDERS = {"layers.{i}.mixer.into.weight": by_kind}
+
 LFM_2: Names = {
     **LLAMA,
     **_recurrent("conv", conv="conv"),
@@ -44,6 +51,9 @@ GRANITE_HYBRID: Names = {
     **_recurrent("mamba"),
     "layers.{i}.feed.gate_up.weight": (f"{_LAYER}.shared_mlp.input_linear.weight",),
     "layers.{i}.feed.down.weight": (f"{_LAYER}.shared_mlp.output_linear.weight",),
+    **{name: sources for name, sources in GRANITE_MOE.items() if ".router." in name or ".experts." in name},
+    "layers.{i}.feed.shared.gate_up.weight": (f"{_LAYER}.shared_mlp.input_linear.weight",),
+    "layers.{i}.feed.shared.down.weight": (f"{_LAYER}.shared_mlp.output_linear.weight",),
 }
 
 FALCON_H1: Names = {

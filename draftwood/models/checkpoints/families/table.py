@@ -10,6 +10,9 @@ from draftwood.models.checkpoints.families.hybrid_names import (
     LFM_2,
     NEMOTRON_H,
     QWEN_3_5,
+    QWEN_3_5_MOE,
+    QWEN_3_NEXT,
+    QWEN_3_NEXT_ORDERS,
 )
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
@@ -44,6 +47,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
     "glm4_moe": Family(experts.glm4_moe, experts.GLM_4_MOE),
     "qwen3_5_text": Family(hybrid.qwen3_5, QWEN_3_5),
+    "qwen3_5_moe_text": Family(hybrid.qwen3_5_moe, QWEN_3_5_MOE),
+    "qwen3_next": Family(hybrid.qwen3_next, QWEN_3_NEXT, orders=QWEN_3_NEXT_ORDERS),
     "lfm2": Family(hybrid.lfm2, LFM_2),
     "falcon_h1": Family(hybrid.falcon_h1, FALCON_H1),
     "nemotron_h": Family(hybrid.nemotron_h, NEMOTRON_H, "backbone."),
