@@ -180,9 +180,8 @@ def exaone4(raw: Raw) -> DecoderConfig:
     """Norms behind attention and MLP; in models with windows the layers without one do not rotate."""
     shape = shape_of(raw, 102400, 4096, 16384, 32, 32, 32, None)
     layers, window = shape["num_hidden_layers"], sliding_window(raw, 4096)
-    pattern = keys.positive_int(
-        {"sliding_window_pattern": raw.get("sliding_window_pattern") or 4}, "sliding_window_pattern", 4
-    )
+    key = "sliding_window_pattern"  # letters beside layer_types, which transformers does not read then
+    pattern = keys.positive_int(raw, key, 4) if raw.get(key) and raw.get("layer_types") is None else 4
     windows = layer_windows(raw, layers, window, lambda layer: window > 0 and (layer + 1) % pattern != 0)
     return DecoderConfig(
         **llama_like(raw, shape, 2048, 1e-5),
