@@ -23,6 +23,7 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the 
 
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of templates
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names of one field
+MEDIA = ("image", "audio", "video")  # in types of parts of a message
 UNFINISHED_MARK = "END_OF_THE_UNFINISHED_MESSAGE "  # stands for the end of a message that the model is to continue
 MAX_TEMPLATE_BYTES = 1 << 20
 RENDER_MEMORY, RENDER_SECONDS = 512 << 20, 10  # limits of the process that renders: bytes; seconds a conversation
@@ -199,6 +200,11 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     plain: list[dict[str, Any]] = _plain(kept, "messages")
     for message in plain:
+        parts = message.get("content")
+        kinds = [str(part.get("type")) for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        seen = next((kind for kind in kinds if any(medium in kind for medium in MEDIA)), None)
+        if seen is not None:
+            raise RequestError(f"a message has a part of type {short_repr(seen)}, but only text is read; leave it out")
         thought = next((message[name] for name in REASONING_FIELDS if name in message), None)
         if thought is not None:
             message["reasoning_content"] = thought

@@ -77,7 +77,8 @@ def _tojson(
 
 
 @lru_cache(maxsize=64)
-def _compiled(source: str, origin: str) -> Template:
+def _compiled(source: str, origin: str) -> tuple[Template, bool]:
+    """The template, and whether it takes contents as lists of parts alone."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -88,8 +89,33 @@ def _compiled(source: str, origin: str) -> Template:
         namespace=_namespace,
         dict=lambda *args, **kwargs: dict(*args, **kwargs),  # the type itself would bring its methods
     )
-    code = environment.compile(source, filename=origin)
-    return Template.from_code(environment, code, environment.make_globals(None))
+    tree = environment.parse(source, filename=origin)
+    parted = any(_of_content(loop.iter) for loop in tree.find_all(nodes.For))
+    texts = any(test.name == "string" and _of_content(test.node) for test in tree.find_all(nodes.Test))
+    code = environment.compile(tree, filename=origin)
+    return Template.from_code(environment, code, environment.make_globals(None)), parted and not texts
+
+
+def _of_content(expression: nodes.Node) -> bool:
+    """True if an expression is about the content of a message: message.content, message["content"] or content."""
+    while isinstance(expression, nodes.Filter | nodes.Call) and expression.node is not None:
+        expression = expression.node
+    if isinstance(expression, nodes.Getitem):
+        return isinstance(expression.arg, nodes.Const) and expression.arg.value == "content"
+    if isinstance(expression, nodes.Getattr):
+        return expression.attr == "content"
+    return isinstance(expression, nodes.Name) and expression.name == "content"
+
+
+def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Contents that are texts become lists of one part, as templates of models that see images want them."""
+
+    def parts(content: Any) -> Any:
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+    return [
+        {**message, "content": parts(message["content"])} if "content" in message else message for message in messages
+    ]
 
 
 def answer(source: str, origin: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -103,10 +129,12 @@ def answer(source: str, origin: str, variables: dict[str, Any]) -> dict[str, Any
         return {"kind": kind, "reason": reason, "line": line}
 
     try:
-        template = _compiled(source, origin)
+        template, parted = _compiled(source, origin)
     except Exception as error:  # bad syntax, or nested too deep for Python
         return failed("broken", error, error.lineno if isinstance(error, TemplateSyntaxError) else 0)
     try:
+        if parted and "messages" in variables:
+            variables = {**variables, "messages": _in_parts(variables["messages"])}
         text, size = [], 0
         for piece in template.generate(variables):
             text.append(piece)

@@ -87,6 +87,50 @@ def test_a_message_can_be_continued(family: str, reply: str, tmp_path: Path) -> 
     assert text == theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
 
 
+PARTS_ALONE = [  # in the forms of LLaVA and SmolVLM, whose loops find nothing in a text
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
+    "{% for message in messages %}{{ message.role | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message.content %}{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}"
+    "{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", PARTS_ALONE)
+def test_texts_are_parts_where_templates_of_models_that_see_images_want_them(template: str, tmp_path: Path) -> None:
+    messages = [SYSTEM, USER]
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    ours = loaded(template, tmp_path)
+    text = ours.chat_text(messages)
+    assert text == fast(template).apply_chat_template(parts, tokenize=False, add_generation_prompt=True)
+    assert USER["content"] in text and ours.chat_text(parts) == text
+    begun = [USER, {"role": "assistant", "content": "Sure"}]
+    assert ours.chat_text(begun, continue_final_message=True).endswith("Sure")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}"
+        "{% for part in messages[0].content %}{{ part.text }}{% endfor %}{% endif %}",
+        "{% for line in messages[0].content.split(' ') %}{{ line }}|{% endfor %}",
+    ],
+)
+def test_texts_stay_texts_where_templates_take_them(template: str, tmp_path: Path) -> None:
+    theirs = fast(template).apply_chat_template([USER], tokenize=False)
+    assert rendered(template, tmp_path) == theirs != ""
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio", "video"])
+def test_images_are_refused_rather_than_written_as_their_place(kind: str, tmp_path: Path) -> None:
+    """Templates of models that see images write tokens that stand for one."""
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind}]
+    with pytest.raises(RequestError, match=f"a part of type '{kind}', but only text is read; leave it out"):
+        loaded(PARTS_ALONE[1], tmp_path).chat_text([SYSTEM, {"role": "user", "content": parts}])
+
+
 def test_calls_of_tools_are_plain_data(tmp_path: Path) -> None:
     call = {"function": {"name": "weather", "arguments": {"place": "<Köln> & 'more'", "days": 2}}}
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "7°"}]
