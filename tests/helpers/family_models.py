@@ -192,10 +192,7 @@ VARIANTS |= {
     "seed_oss": ("seed_oss", {**SHAPE, "head_dim": 12}),
     "arcee": ("arcee", SHAPE),
     "hunyuan": ("hunyuan_v1_dense", {**SHAPE, "head_dim": 8, "rope_parameters": ALPHA}),
-    "exaone4": (
-        "exaone4",
-        {**SHAPE, "sliding_window": 4, "sliding_window_pattern": "LGL", "layer_types": [SLIDING, FULL, SLIDING]},
-    ),
+    "exaone4": ("exaone4", {**SHAPE, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING]}),
     "exaone4_whole": ("exaone4", {**SHAPE, "sliding_window": None, "layer_types": [FULL] * 3}),
     "ernie4_5": ("ernie4_5", {**SHAPE, "head_dim": 12, "use_bias": True}),
     "helium": ("helium", {**WHOLE, "head_dim": 8}),

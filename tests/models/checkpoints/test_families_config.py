@@ -119,6 +119,14 @@ def test_checkpoints_of_transformers_4_load_alike(name: str, tmp_path: Path) -> 
     close(prompt_logits(tmp_path), theirs(model, PROMPT))
 
 
+def test_a_pattern_of_letters_beside_layer_types(tmp_path: Path) -> None:
+    """As published with EXAONE 4."""
+    write(tmp_path, "exaone4")
+    before = prompt_logits(tmp_path)
+    edit_json(tmp_path / "config.json", sliding_window_pattern="LLLG")
+    assert torch.equal(prompt_logits(tmp_path), before)
+
+
 @pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
 def test_names_without_the_models_prefix(name: str, prefix: str, tmp_path: Path) -> None:
     """As the first published checkpoints have it, with the attention's old mask buffers beside the weights."""
