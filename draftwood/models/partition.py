@@ -134,8 +134,16 @@ UNSPLIT = Parallel()
 
 def check(config: DecoderConfig, size: int, source: object) -> None:
     """Raise ModelError where a decoder cannot be divided evenly among `size` processes."""
-    if any(config.layer(number).recurrent for number in range(config.num_hidden_layers)):
-        raise ModelError(f"{source} has recurrent layers, which processes cannot share out; leave out tensor_parallel")
+    each = [config.layer(number) for number in range(config.num_hidden_layers)]
+    whole = {
+        "recurrent layers": any(layer.recurrent for layer in each),
+        "experts": any(layer.experts for layer in each),
+        "norms over all heads": any(layer.qk_norm in ("whole", "each") for layer in each),
+        "sinks": any(layer.sinks for layer in each),
+    }
+    if any(whole.values()):
+        what = next(name for name, there in whole.items() if there)
+        raise ModelError(f"{source} has {what}, which processes cannot share out; leave out tensor_parallel")
     if not _fits(config, size):
         best = max(count for count in range(1, size) if _fits(config, count))
         raise ModelError(

@@ -5,9 +5,11 @@ Every weight is randomised, biases and norms too; the prompt is longer than the 
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from checkpoint_files import VOCAB, ours
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -283,6 +285,10 @@ HYBRIDS["nemotron_h"] = (
 )
 ALL = {**VARIANTS, **HYBRIDS}
 FIRST = {kind: name for name, (kind, _) in reversed(ALL.items())}  # the first variant of each family
+USUAL = (  # families that have between them what the others have, for tests that go through many
+    *("mistral", "qwen2_windows", "qwen3_bias_windows", "phi3_partial", "gemma2", "gemma3_scaled", "opt", "gpt2"),
+    *("olmo2", "granite", "hunyuan", "cohere", "phi", "nemotron", "qwen2_moe", "gpt_oss"),
+)
 PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
 
@@ -343,3 +349,8 @@ def prompt_logits(directory: Path) -> torch.Tensor:
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert expected.std() > 0.3  # logits of a size at which a difference shows
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def mostly_slow(names: Iterable[str], usual: Container[str] = USUAL) -> list[Any]:
+    """Names as parameters of a test, slow but for a few."""
+    return [pytest.param(name, marks=() if name in usual else pytest.mark.slow) for name in names]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import PROMPT, VARIANTS
+from family_models import PROMPT, VARIANTS, mostly_slow
 from family_models import write as write_family
 from native_library import chain, embedded, needs_native
 from torch import Tensor
@@ -116,7 +116,7 @@ def error(found: Tensor, right: Tensor) -> float:
 
 @needs_native
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("name", [None, *VARIANTS])
+@pytest.mark.parametrize("name", [None, *mostly_slow(VARIANTS)])
 def test_attention_reads_the_numbers_that_are_stored(name: str | None, kv_dtype: str, tmp_path: Path) -> None:
     """Against float64 on the same rows, over windows, caps and widths of every kind."""
     place, tokens = (EMBEDDED / "target", TOKENS) if name is None else (tmp_path, PROMPT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import HYBRIDS, VARIANTS
+from family_models import HYBRIDS, VARIANTS, mostly_slow
 from family_models import write as write_family
 from native_library import KV_TYPES, TYPES, chain, embedded, needs_native
 from walks import Walk
@@ -85,7 +85,7 @@ KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bi
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.slow) for n in VARIANTS])
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS, KINDS))
 def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> None:
     """Windows, caps, norms of heads, learned positions, biases: with slots in any order."""
     write_family(tmp_path, name)

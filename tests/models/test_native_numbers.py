@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import write
-from family_models import PROMPT, VARIANTS
+from family_models import PROMPT, VARIANTS, mostly_slow
 from family_models import write as write_family
 from native_library import TYPES, chain, embedded, needs_native, python
 
@@ -46,7 +46,7 @@ def test_the_error_of_each_type(kind: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS))
 def test_every_kind_of_layer_runs_natively(name: str, kind: str, tmp_path: Path) -> None:
     """test_families.py compares with Hugging Face; with float64 the bound is sharper."""
     write_family(tmp_path, name)

@@ -129,6 +129,10 @@ class ParameterReader:
         if packable and whole and isinstance(tensors, Safetensors):
             part = part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns)
             return part.to(self.device, self.dtype).contiguous()
+        whole_rows = (slice(0, shape[0]),)
+        if order is not None and piece.rows != whole_rows:  # put in order first
+            full = self._assemble(name, shape, ParameterPart(whole_rows), False)
+            return torch.cat([full[rows] for rows in piece.rows])
         made = torch.empty(piece.shape(shape), dtype=self.dtype, device=self.device)
         offset = done = 0
         for source, part_shape in sources:

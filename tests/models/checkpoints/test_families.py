@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import llama_like, ours
-from family_models import FIRST, PROMPT, VARIANTS, chain, close, grow, per_path, theirs, write
+from family_models import ALL, FIRST, PROMPT, USUAL, VARIANTS, chain, close, grow, mostly_slow, per_path, theirs, write
 
 import draftwood
 from draftwood.core.forest import Forest, Verdict, advance
@@ -79,7 +79,7 @@ def test_layer_ranges_continue_where_they_stopped(name: str, tmp_path: Path) -> 
     close(ours(decoder, forest, session), per_path(model, forest))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS))
 def test_training_forward_equals_the_cached_one(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
@@ -88,7 +88,7 @@ def test_training_forward_equals_the_cached_one(name: str, tmp_path: Path) -> No
         torch.testing.assert_close(row, ours(decoder, chain(tokens)), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FIRST if kind != "llama"])
+@pytest.mark.parametrize("kind", mostly_slow(FIRST, [ALL[name][0] for name in USUAL]))
 def test_greedy_speculation_equals_plain_decoding(kind: str, tmp_path: Path) -> None:
     words = llama_like().get_vocab_size()
     model = write(tmp_path / "target", FIRST[kind], vocab_size=words)
@@ -111,7 +111,7 @@ def test_greedy_speculation_equals_plain_decoding(kind: str, tmp_path: Path) -> 
     assert accepted > 0
 
 
-@pytest.mark.parametrize("name", [*(name for name in FIRST.values() if name in VARIANTS), "opt_plain", "gemma3_scaled"])
+@pytest.mark.parametrize("name", mostly_slow(VARIANTS))
 def test_bfloat16_is_near_float32(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     exact = ours(checkpoint.load(tmp_path), chain(PROMPT))

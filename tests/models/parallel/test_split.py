@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import FIRST, PROMPT, VARIANTS, grow, write
+from family_models import PROMPT, VARIANTS, grow, write
 from split_models import Split, split
 
 import draftwood
 from draftwood import Engine, methods
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.engine.loading import EMBEDDED
-from draftwood.errors import DraftwoodError
+from draftwood.errors import DraftwoodError, ModelError
+from draftwood.models import partition
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, medusa
@@ -68,13 +69,21 @@ def walk(decoder: Decoder) -> list[torch.Tensor]:
     return found
 
 
-OTHERS = [pytest.param(name, 2, marks=pytest.mark.slow) for name in VARIANTS if name not in FIRST.values()]
-BY_FOUR = [pytest.param(name, 4, marks=[] if name == "gemma2" else pytest.mark.slow) for name in VARIANTS]
+WHOLE = ("olmo2", "olmo3", "mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "qwen2_moe", "qwen3_moe")
+USUAL = ("mistral", "qwen3", "phi3", "gemma", "gemma3", "opt", "gpt2", "gpt_neox", "cohere")
+SHARED = [name for name, (kind, _) in VARIANTS.items() if kind not in WHOLE]
+BY_TWO = [pytest.param(name, 2, marks=[] if name in USUAL else pytest.mark.slow) for name in SHARED]
+BY_FOUR = [pytest.param(name, 4, marks=[] if name == "gemma2" else pytest.mark.slow) for name in SHARED]
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [*((name, 2) for name in FIRST.values() if name in VARIANTS), *OTHERS, *BY_FOUR]
-)
+@pytest.mark.parametrize("name", ["olmo2", "qwen3_moe"])
+def test_what_cannot_be_shared_out_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    with pytest.raises(ModelError, match="which processes cannot share out; leave out tensor_parallel"):
+        partition.check(checkpoint.described(tmp_path)[2], 2, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "size"), [*BY_TWO, *BY_FOUR])
 def test_logits_of_each_family(name: str, size: int, tmp_path: Path) -> None:
     """By two processes key/value heads are split, of Gemma's one a copy each; by four all are held by two at least."""
     write(tmp_path, name)
