@@ -3,7 +3,8 @@
 "embedded" is the pair that draftwood ships. The others are grown from it (benchmarks/grow): the same greedy text and
 acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
 wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
-Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches.
+Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches. Mixtures of experts are files
+of random weights, without a draft, too (recipes/random_mixture.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.util.safe_parsing import read_text
+from recipes import random_mixture
 from recipes.real_models import GEMMA, SMOLLM2
 from recipes.real_models import directory as real_models
 
@@ -40,6 +42,7 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
 REAL = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA}
+MIXTURES = {f"a3b-4-layers-{kind.lower()}": kind for kind in ("Q4_0", "Q4_K")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,10 @@ def pair(name: str) -> Pair:
         if not target.is_file():
             raise ConfigurationError(f"{target} is not there; `python -m recipes.real_models` fetches it")
         return Pair(name, target, None, place)
+    if name in MIXTURES:
+        return Pair(name, random_mixture.write(place / f"{name}.gguf", MIXTURES[name]), None, place)
     if name not in PAIRS:
-        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL]))
+        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL, *MIXTURES]))
     if not PAIRS[name]:
         return Pair(name, EMBEDDED / "target", EMBEDDED / "draft", place)
     for role, shape in PAIRS[name].items():

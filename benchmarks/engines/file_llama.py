@@ -19,8 +19,18 @@ class Model:
     """The file in its own types."""
 
     def __init__(self, job: dict[str, Any]) -> None:
+        import llama_cpp
         from llama_cpp import Llama
 
+        if not job.get("repack", True):
+            usual = llama_cpp.llama_cpp.llama_model_default_params
+
+            def as_stored() -> Any:
+                settings = usual()
+                settings.use_extra_bufts = False
+                return settings
+
+            llama_cpp.llama_cpp.llama_model_default_params = as_stored
         count = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
         self.model = Llama(job["file"], n_ctx=longest(job), verbose=False, **count)
 

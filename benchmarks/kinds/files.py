@@ -28,6 +28,7 @@ from draftwood.corpus import mixed
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.runtime.cost import share_read
 
 OURS, THEIRS = "draftwood", "llama.cpp"
 EXACT = "draftwood, float32"  # of which perplexity alone is measured
@@ -50,10 +51,11 @@ class Files(Kind):
     documents: int = 12
     contexts: tuple[int, ...] = ()  # tokens behind which one more is timed, in the first repeats
     limit: float = 1200  # seconds of one process
+    repack: bool = True  # whether llama.cpp may reorder weights as it loads: its version 0.3.36 crashes on mixtures
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         file = gguf(bench, self.type)
-        processes = Processes(file, bench.run, bench.llama_python, self.limit)
+        processes = Processes(file, bench.run, bench.llama_python, self.limit, self.repack)
         words, words_of_file = Tokenizer.load(bench.pair.target), Tokenizer.load(file)
         documents = islice(mixed("held-out"), self.documents)
         texts = [words.encode(document.text)[: self.prompt] for document in documents]
@@ -88,7 +90,11 @@ class Files(Kind):
         counts = [len(text) - 1 for text in texts]
         return {
             "files": [{**about, **row(each, samples.get(each, [])), **quality(nats, each, counts)} for each in nats],
-            "rows": [line for engine, measured in samples.items() for line in rows(engine, measured)],
+            "rows": [
+                {**line, **bytes_to_one(GgufWeights(file), line["rows"])}
+                for engine, measured in samples.items()
+                for line in rows(engine, measured)
+            ],
             "contexts": [line for engine, measured in samples.items() for line in self.behind(engine, measured)],
             "ratios": ratios(samples),
             "failures": [{"engine": engine, "failure": why} for engine, why in failures.items()],
@@ -116,11 +122,13 @@ class Processes:
     run: ExperimentRun
     llama_python: Path | None
     limit: float
+    repack: bool = True
 
     def job(self, engine: str, task: str, **more: Any) -> dict[str, Any]:
         """One process of engines/file_cell.py."""
         kind = {"dtype": "float32"} if engine == EXACT else {"dtype": self.run.dtype, "quantize": self.run.quantize}
         job = {"engine": MODULES[engine], "task": task, "file": str(self.file), "threads": self.run.threads}
+        job["repack"] = self.repack
         python = str(self.llama_python) if engine == THEIRS else sys.executable
         module = "benchmarks.engines.file_cell"
         result = run_job({**job, **kind, **more}, python, self.run.threads, self.limit, module)
@@ -204,6 +212,18 @@ def rows(engine: str, measured: list[dict[str, Any]]) -> Rows:
         }
         for number in numbers
     ]
+
+
+def bytes_to_one(file: GgufWeights, rows: int) -> dict[str, float]:
+    """Of a mixture: bytes of weights that so many rows are expected to read, over those of one row."""
+    experts = file.described()[2].experts
+    if experts is None:
+        return {}
+    sizes = {name: entry.size for name, entry in file.file.tensors.items() if name != "token_embd.weight"}
+    routed = sum(size for name, size in sizes.items() if "_exps." in name)
+    share = experts.chosen / experts.count
+    read = [sum(sizes.values()) - routed * (1 - share_read(share, count)) for count in (rows, 1)]
+    return {"bytes_to_one": read[0] / read[1]}
 
 
 def ratios(samples: Samples) -> Rows:

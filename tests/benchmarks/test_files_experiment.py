@@ -21,8 +21,11 @@ from benchmarks.pages import tables
 from benchmarks.pairs import Pair
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.text.tokenizer import Tokenizer
+from recipes import random_mixture
 
+MIXTURE = random_mixture.Mixture(1, 256, 4, 2, 64, 6, 2, 256, 300)
 RUN = ExperimentRun(dtype="auto")
 
 
@@ -183,3 +186,16 @@ def test_llama_cpp_reads_the_same_texts(models: Pair, tmp_path: Path) -> None:
     bench = Bench(RUN, tmp_path, models=models, llama_python=Path(sys.executable))
     made = files.gguf(bench, "Q4_0")
     assert made.name == "tiny.Q4_0.gguf" and "Q4_0" in files.GgufWeights(made).types()
+
+
+def test_bytes_of_a_mixture(tmp_path: Path) -> None:
+    file = random_mixture.write(tmp_path / "x.gguf", "Q4_0", MIXTURE)
+    read = [files.bytes_to_one(GgufWeights(file), rows)["bytes_to_one"] for rows in (1, 8, 10_000)]
+    sizes = {name: entry.size for name, entry in GgufWeights(file).file.tensors.items() if name != "token_embd.weight"}
+    routed = sum(size for name, size in sizes.items() if "_exps" in name)
+    assert read[0] == 1 and read[2] == pytest.approx(sum(sizes.values()) / (sum(sizes.values()) - routed * 2 / 3))
+    assert 1 < read[1] < read[2]
+
+
+def test_files_that_are_dense_have_no_such_column(models: Pair) -> None:
+    assert files.bytes_to_one(GgufWeights(models.target), 4) == {}
