@@ -153,6 +153,7 @@ ARCHITECTURES = {
     "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, plain_rows=True),
     "qwen2moe": Architecture("qwen2_moe", _all(mixture(False), _qwen2_moe)),
     "qwen3moe": Architecture("qwen3_moe", mixture(True)),
+    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", mixture(True, fixed=True), plain_rows=True),
     "olmoe": Architecture("olmoe", mixture(False, one_size=True)),
     "granitemoe": Architecture(
         "granitemoe", _all(mixture(True, fixed=True, one_size=True), _granite), turned_pairs=True

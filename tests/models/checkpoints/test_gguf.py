@@ -96,7 +96,7 @@ def test_families(name: str, tmp_path: Path) -> None:
     same(tmp_path, file)
 
 
-@pytest.mark.parametrize(("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")])
+@pytest.mark.parametrize(("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")])
 def test_text_parts_of_models_that_read_images(name: str, arch: str, tmp_path: Path) -> None:
     write_family(tmp_path, name)
     sections: Any = [2, 1, 1, 0]
