@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import draftwood
+from draftwood import Engine
 from draftwood.models import int4
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.layers.experts import Expert, Experts
+from tests.helpers.enumeration import EnumeratedRandomness
 from tests.helpers.family_models import PROMPT, write
 from tests.helpers.native_library import chain, needs_native
 
@@ -97,3 +99,48 @@ def test_the_law_of_speculation_on_a_mixture(tmp_path: Path) -> None:
     likely = law > 5 / 400
     spread = ((drawn[likely] - 400 * law[likely]) ** 2 / (400 * law[likely])).sum()
     assert spread < 2.5 * int(likely.sum()) + 10
+
+
+def law_of_texts(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
+    """The chance of each text of a model, each prefix read on its own."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*text, token): chance * p
+            for text, chance in law.items()
+            for token, p in enumerate(chain(model, [*prompt, *text])[0][-1].double().softmax(-1).tolist())
+        }
+    return law
+
+
+TREE: dict[str, Any] = {"name": "mcsd", "tree": [2, 1]}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Engine:
+    """A mixture of three words, and another that drafts for it, in float64."""
+    for name, seed in (("target", 0), ("draft", 1)):
+        write(tmp_path / name, "qwen3_moe", seed, vocab_size=3, num_hidden_layers=1)
+    target, draft = (checkpoint.load(tmp_path / name, "float64", packed=False) for name in ("target", "draft"))
+    return Engine(target, [draft])
+
+
+@pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 2}, TREE], ids=str)
+def test_the_law_of_a_tiny_mixture_is_exact(method: dict[str, Any], tiny: Engine, monkeypatch: Any) -> None:
+    """Every random choice enumerated: texts have the chances of plain decoding."""
+    law = EnumeratedRandomness(monkeypatch).law_of_texts(tiny, [1, 2], method, 3)
+    plain = law_of_texts(tiny.target, [1, 2], 3)
+    assert max(plain.values()) < 0.9 and law.keys() == plain.keys()
+    assert all(abs(law[text] - chance) < 1e-9 for text, chance in plain.items())
+
+
+def test_a_row_with_the_experts_of_another_is_caught(tiny: Engine, monkeypatch: Any) -> None:
+    plain, route = law_of_texts(tiny.target, [1, 2], 3), Experts.route
+
+    def mixed_up(self: Experts, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, weights = route(self, rows)
+        return chosen.roll(1, 0), weights
+
+    monkeypatch.setattr(Experts, "route", mixed_up)
+    law = EnumeratedRandomness(monkeypatch).law_of_texts(tiny, [1, 2], TREE, 3)
+    assert max(abs(law[text] - chance) for text, chance in plain.items()) > 1e-3
