@@ -16,6 +16,7 @@ from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
 LOGPROB_OF_ZERO = -9999.0  # in place of -infinity, which JSON does not have
 Spell = Callable[[Sequence[int]], str]
+ReplyFields: TypeAlias = tuple[str, dict[str, Any], str | None]  # content, other fields, why the message ends
 ScoredToken = tuple[int, float | None, TopLogprobs]
 
 
@@ -144,18 +145,18 @@ class ChatForm:
     readers: dict[int, ReplyReader] = field(default_factory=dict)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        content, more, finish = self._parts(index, piece)
+        content, more, finish = self.parts(index, piece)
         message = {"role": "assistant", "content": content or (None if more.get("tool_calls") else ""), "refusal": None}
         for call in more.get("tool_calls", ()):
             del call["index"]
         return {"index": index, "message": {**message, **more}, **self._rest(piece), "finish_reason": finish}
 
     def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
-        content, more, finish = self._parts(index, piece)
+        content, more, finish = self.parts(index, piece)
         delta = {"role": "assistant", "content": content} if first else {"content": content}
         return {"index": index, "delta": {**delta, **more}, **self._rest(piece), "finish_reason": finish}
 
-    def _parts(self, index: int, piece: Piece) -> tuple[str, dict[str, Any], str | None]:
+    def parts(self, index: int, piece: Piece) -> ReplyFields:
         """The text of a piece, other fields that it adds to a message, and why the message ends."""
         if self.reply is None:
             return piece.text, {}, piece.finish

@@ -23,6 +23,7 @@ from draftwood.engine.request import MethodSpec
 from draftwood.errors import DraftwoodError
 from draftwood.explain import page
 from draftwood.methods import METHODS
+from draftwood.serve.anthropic import add_messages
 from draftwood.serve.completions import add_completions
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, error_response, validation_error
@@ -88,6 +89,7 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     _add_status(app, service)
     add_completions(app, service)
     add_responses(app, service)
+    add_messages(app, service)
     _add_tokens(app, service)
     _add_metrics(app, service)
     add_rounds(app, service)

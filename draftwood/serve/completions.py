@@ -8,16 +8,18 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from draftwood.serve import answers
-from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
+from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece, ReplyFields
 from draftwood.serve.conversation import call_grammar, conversation_of
-from draftwood.serve.errors import ApiError
+from draftwood.serve.errors import ApiError, validation_error
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from draftwood.serve.request_mapping import RequestPlan, plan_request
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
@@ -59,14 +61,45 @@ def add_completions(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs are for logprobs; set logprobs, or leave them out", "top_logprobs")
-        talk, variables, reply = conversation_of(service, body, body.messages, body.tool_choice != "none")
-        form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs), bool(body.return_token_ids))
-        if reply.tools or reply.thought:
-            form.reply, form.several = reply, body.parallel_tool_calls is not False and body.functions is None
-            form.older = body.functions is not None
-        calls = await unless_gone(request.receive, call_grammar(service, body, reply, talk, variables))
-        plan = plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+        form, plan = await prepared_chat(service, request, body)
         return await _answer(service, request, body, form, plan)
+
+
+async def prepared_chat(service: Service, request: Request, body: ChatRequest) -> tuple[ChatForm, RequestPlan]:
+    """How a conversation is answered, and the generations that do."""
+    talk, variables, reply = conversation_of(service, body, body.messages, body.tool_choice != "none")
+    form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs), bool(body.return_token_ids))
+    if reply.tools or reply.thought:
+        form.reply, form.several = reply, body.parallel_tool_calls is not False and body.functions is None
+        form.older = body.functions is not None
+    calls = await unless_gone(request.receive, call_grammar(service, body, reply, talk, variables))
+    return form, plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+
+
+def chat_request(service: Service, given: dict[str, Any], model: str | None) -> ChatRequest:
+    """A chat request that another API's one means; ApiError as for a body."""
+    check_model(service, model)
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise validation_error(RequestValidationError(errors), ChatRequest) from None
+
+
+async def whole_chat(run: RequestRun, form: ChatForm) -> ReplyFields:
+    """The reply of a run of one generation."""
+    async with asyncio.timeout(run.service.settings.request_seconds):
+        await run.finish()
+    return form.parts(*next(run.choices()))
+
+
+async def chat_parts(run: RequestRun, form: ChatForm) -> AsyncIterator[ReplyFields]:
+    """The parts of that reply as they come."""
+    async with asyncio.timeout(run.service.settings.request_seconds), aclosing(run.events()) as batches:
+        async for events in batches:
+            for index, piece in chain.from_iterable(starmap(run.deltas, events)):
+                if index == 0:
+                    yield form.parts(index, piece)
 
 
 def _head(prefix: str, request: Request, service: Service) -> dict[str, Any]:

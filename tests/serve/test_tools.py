@@ -197,6 +197,62 @@ def test_keys(caller: Running) -> None:
     assert caller.client.post("/chat/completions", json={"messages": HI, "max_tokens": 1}).status_code == 200
 
 
+ANTHROPIC: Any = {
+    "max_tokens": 200,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "get", "input": {"n": 3}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "7"}]},
+    ],
+    "tools": [{"name": "get", "input_schema": NUMBER}, {"name": "put", "input_schema": NUMBER}],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    "metadata": {"user_id": "u"},
+    "temperature": 0,
+}
+
+
+@pytest.mark.parametrize("speculation", METHODS[:4], ids=str)
+def test_anthropic_messages(caller: Running, speculation: Any) -> None:
+    given = {**ANTHROPIC, "model": caller.service.name, "speculation": speculation}
+    whole = caller.post("/v1/messages", **given)
+    (block,) = whole["content"]
+    assert block["type"] == "tool_use" and block["name"] in ("get", "put") and block["input"]["n"] in (3, 44)
+    assert whole["stop_reason"] == "tool_use" and whole["usage"]["output_tokens"]
+    read = caller.post("/v1/messages/count_tokens", **{key: given[key] for key in ("messages", "tools")})
+    assert read["input_tokens"] == whole["usage"]["input_tokens"] == len("2 <tool_call>u:hi|a:<get:3>|t:7|a:")
+    events = events_of(caller, given)
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-2:] == ["message_delta", "message_stop"]
+    written = "".join(event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta")
+    assert json.loads(written) == block["input"] and events[1]["content_block"]["name"] == block["name"]
+
+
+def events_of(caller: Running, given: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = caller.client.post("/v1/messages", json={**given, "stream": True})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def test_anthropic_texts(caller: Running) -> None:
+    """The text of a chat, and its end."""
+    given: Any = {"messages": HI, "max_tokens": 20, "temperature": 0, "system": [{"type": "text", "text": "be"}]}
+    talk = [{"role": "system", "content": "be"}, *HI]
+    expected = caller.post(CHAT, messages=talk, max_tokens=20, temperature=0)["choices"][0]
+    whole = caller.post("/v1/messages", **given)
+    assert whole["content"] == [{"type": "text", "text": expected["message"]["content"]}]
+    assert whole["stop_reason"] == {"stop": "end_turn", "length": "max_tokens"}[expected["finish_reason"]]
+    deltas = [event["delta"]["text"] for event in events_of(caller, given) if event["type"] == "content_block_delta"]
+    assert "".join(deltas) == expected["message"]["content"]
+    stop = expected["message"]["content"][3]
+    assert caller.post("/v1/messages", **given, stop_sequences=[stop])["stop_reason"] == "stop_sequence"
+    for bad, told in (
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image cannot be read"),
+        ({"model": "claude"}, "there is no model 'claude'"),
+        ({"max_tokens": None}, "max_tokens"),
+    ):
+        assert told in caller.refused("/v1/messages", **{**given, **bad})[1]["message"]
+
+
 @pytest.mark.real
 def test_an_agent_with_a_real_model(smollm2: Path) -> None:
     """SmolLM2's template knows no tools: it is told of them, and the grammar does the rest."""
