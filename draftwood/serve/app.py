@@ -28,6 +28,7 @@ from draftwood.serve.completions import add_completions
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, error_response, validation_error
 from draftwood.serve.middleware import RequestMiddleware
+from draftwood.serve.ollama import add_ollama
 from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
 from draftwood.serve.public import public_method
 from draftwood.serve.request_run import unless_gone
@@ -90,6 +91,7 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     add_completions(app, service)
     add_responses(app, service)
     add_messages(app, service)
+    add_ollama(app, service)
     _add_tokens(app, service)
     _add_metrics(app, service)
     add_rounds(app, service)

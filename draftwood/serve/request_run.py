@@ -193,8 +193,10 @@ class RequestRun:
 class EventStream(Response):
     """Server-sent events, which end when the client goes away; so does the run that they tell of, started or not."""
 
-    def __init__(self, events: AsyncIterator[str], run: RequestRun | None = None) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
+    def __init__(
+        self, events: AsyncIterator[str], run: RequestRun | None = None, media_type: str = "text/event-stream"
+    ) -> None:
+        super().__init__(media_type=media_type, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events, self._run = events, run
 

@@ -253,6 +253,33 @@ def test_anthropic_texts(caller: Running) -> None:
         assert told in caller.refused("/v1/messages", **{**given, **bad})[1]["message"]
 
 
+def test_ollama(caller: Running) -> None:
+    """Chats, texts and calls, streamed and not; the text is that of chat completions."""
+    name, options = caller.service.name, {"temperature": 0, "num_predict": 20, "num_ctx": 4096}
+    expected = caller.post(CHAT, messages=HI, max_tokens=20, temperature=0)["choices"][0]["message"]["content"]
+    given: Any = {"model": f"{name}:latest", "options": options}
+    for path, asked, key in (
+        ("/api/chat", {"messages": HI}, "message"),
+        ("/api/generate", {"prompt": "hi"}, "response"),
+    ):
+        whole = caller.post(path, **given, **asked, stream=False)
+        assert (whole[key] if key == "response" else whole[key]["content"]) == expected and whole["done"]
+        answer = caller.client.post(path, json={**given, **asked})
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+        *lines, last = map(json.loads, answer.text.splitlines())
+        written = "".join(line[key] if key == "response" else line[key]["content"] for line in lines)
+        assert written == expected and last["done"] and last["eval_count"] == whole["eval_count"] == 20
+    call = {"function": {"name": "get", "arguments": {"n": 3}}}
+    talk = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "7"}]
+    form = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    whole = caller.post("/api/chat", model=name, messages=talk, tools=TOOLS, format=form, stream=False)
+    assert json.loads(whole["message"]["content"]) == {"a": 1}
+    assert whole["prompt_eval_count"] == len("2 <tool_call>u:hi|a:<get:3>|t:7|a:")
+    assert caller.client.get("/api/tags").json()["models"][0]["name"] == name
+    assert caller.post("/api/show", model=name)["template"] == TEMPLATE
+    assert caller.refused("/api/show", model="x")[0] == 404
+
+
 @pytest.mark.real
 def test_an_agent_with_a_real_model(smollm2: Path) -> None:
     """SmolLM2's template knows no tools: it is told of them, and the grammar does the rest."""
