@@ -164,6 +164,10 @@ VARIANTS |= {
             "attention_bias": True,
         },
     ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {**SHAPE, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "tie_word_embeddings": False},
+    ),
     "gpt_oss": ("gpt_oss", {**LOCAL, "sliding_window": 4, "swiglu_limit": 0.8}),
 }
 WHOLE = {**SHAPE, "num_key_value_heads": 4}

@@ -13,7 +13,7 @@ ONE = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.\d+\
 BOTH = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts|block_sparse_moe)\.(\w+?)(?:\.weight|(_bias))?")
 ARCHITECTURES = {
     **{"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"},
-    **{"glm4_moe": "glm4moe", "gpt_oss": "gpt-oss"},
+    **{"ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss"},
 }
 
 
@@ -31,8 +31,8 @@ def tensors(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             rows = tensor if found[3] else tensor.mT
             halves = (rows[:, ::2], rows[:, 1::2])
             made |= _split(f"blk.{found[1]}", "gate" in found[2], "bias" if found[3] else "weight", halves, rows)
-        elif name.endswith("shared_expert_gate.weight"):
-            made[name] = tensor[0]
+        elif name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")):
+            made[name.replace("correction_bias", "correction.bias")] = tensor[0]
         else:
             made[name.replace("correction_bias", "correction.bias") + ".weight" * name.endswith("sinks")] = tensor
     return made | {name: torch.stack(some) for name, some in parts.items()}
@@ -46,15 +46,27 @@ def _split(layer: str, both: bool, leaf: str, halves: Any, whole: torch.Tensor) 
 
 def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a mixture; none for a dense model."""
-    count = raw.get("num_experts") or raw.get("num_local_experts") or raw.get("n_routed_experts")
+    count = (
+        raw.get("num_experts")
+        or raw.get("num_local_experts")
+        or raw.get("n_routed_experts")
+        or raw.get("moe_num_experts")
+    )
     if not count:
         return {}
     values = {
         "expert_count": count,
-        "expert_used_count": raw["num_experts_per_tok"],
+        "expert_used_count": raw.get("num_experts_per_tok", raw.get("moe_k")),
         "expert_feed_forward_length": raw.get("moe_intermediate_size", raw["intermediate_size"]),
         "expert_shared_feed_forward_length": raw.get("shared_expert_intermediate_size"),
     }
+    if raw["model_type"] == "ernie4_5_moe":
+        values |= {
+            "expert_shared_count": raw["moe_num_shared_experts"],
+            "expert_shared_feed_forward_length": raw["moe_num_shared_experts"] * raw["moe_intermediate_size"],
+            "leading_dense_block_count": raw["moe_layer_start_index"],
+            "interleave_moe_layer_step": raw["moe_layer_interval"],
+        }
     if raw["model_type"] == "glm4_moe":
         values |= {
             "expert_gating_func": 2,

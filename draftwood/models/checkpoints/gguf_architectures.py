@@ -119,6 +119,15 @@ def _glm4_moe(file: Metadata, raw: Raw) -> Raw:
     return {"use_qk_norm": file.has("blk.0.attn_q_norm.weight")}
 
 
+def _ernie4_5_moe(file: Metadata, raw: Raw) -> Raw:
+    inner, shared = file.value("expert_feed_forward_length"), file.value("expert_shared_feed_forward_length") or 0
+    return {
+        "moe_num_shared_experts": file.value("expert_shared_count") or shared // (inner or 1),
+        "moe_layer_start_index": file.value("leading_dense_block_count", 0),
+        "moe_layer_interval": file.value("interleave_moe_layer_step", 1),
+    }
+
+
 def _gpt_oss(file: Metadata, raw: Raw) -> Raw:
     window, rope = file.value("attention.sliding_window"), raw["rope_parameters"]
     return {"sliding_window": window, "rope_parameters": {**rope, "truncate": False}}  # as its authors have it
@@ -158,6 +167,7 @@ ARCHITECTURES = {
     "granitemoe": Architecture(
         "granitemoe", _all(mixture(True, fixed=True, one_size=True), _granite), turned_pairs=True
     ),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", _all(mixture(True, fixed=True), _ernie4_5_moe)),
     "glm4moe": Architecture("glm4_moe", _all(mixture(True, SIGMOID), shared, _glm4_moe)),
     "gpt-oss": Architecture(
         "gpt_oss", _all(mixture(True, SOFTMAX_OF_CHOSEN, fixed=True, one_size=True), _gpt_oss), plain_rows=True

@@ -78,7 +78,10 @@ class GgufWeights:
     def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
         known = _name_map(self.architecture)
-        asked = [name.replace("{i}", "0").replace("_correction_bias", "_correction.bias") for name in names]
+        asked = [
+            name.replace("{i}", "0").replace("_correction_bias", "_correction.bias").removesuffix("[0]")
+            for name in names
+        ]
         asked = [f"{name}.weight" if name.endswith(".sinks") else name for name in asked]
         own_names = [known.get_name(name, (".weight", ".bias")) or name for name in asked]
         return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)

@@ -58,7 +58,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
     "exaone4": ({}, {"attention.sliding_window_pattern": 2}),
     "cohere2": ({}, {"attention.sliding_window_pattern": 2}),
     "starcoder2": ({"sliding_window": None}, {}),
-    **{name: ({}, {}) for name in ("qwen3_moe", "granitemoe", "glm4_moe")},
+    **{name: ({}, {}) for name in ("qwen3_moe", "granitemoe", "glm4_moe", "ernie4_5_moe")},
     "qwen2_moe": ({"norm_topk_prob": False, "decoder_sparse_step": 1}, {}),
     "mixtral": ({"sliding_window": None}, {}),
     "olmoe": ({"norm_topk_prob": False}, {}),

@@ -21,7 +21,7 @@ from draftwood.models.checkpoints.families.family import (
     usual_rope,
 )
 from draftwood.models.checkpoints.families.llama import qwen_windows
-from draftwood.models.checkpoints.tensor_names import LLAMA, QWEN_3, Names
+from draftwood.models.checkpoints.tensor_names import HEAD_NORMS, LLAMA, QWEN_3, Names
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.models.experts_config import ExpertsConfig
 from draftwood.util.safe_parsing import short_repr
@@ -58,6 +58,10 @@ GLM_4_MOE: Names = {
     **QWEN_3_MOE,
     **{key: tuple(name.replace("shared_expert.", "shared_experts.") for name in n) for key, n in _SHARED.items()},
     "layers.{i}.feed.selection_bias": (f"{_MLP}.gate.e_score_correction_bias",),
+}
+ERNIE_4_5_MOE: Names = {
+    **{name: sources for name, sources in GLM_4_MOE.items() if name not in HEAD_NORMS},
+    "layers.{i}.feed.selection_bias": (f"{_MLP}.moe_statics.e_score_correction_bias[0]",),
 }
 GPT_OSS: Names = {
     **LLAMA,
@@ -227,6 +231,31 @@ def glm4_moe(raw: Raw) -> DecoderConfig:
         **_where(experts, [layer >= dense for layer in range(layers)], {}),
         qkv_bias=bias,
         qk_norm="one" if keys.flag(raw, "use_qk_norm", False) else None,
+    )
+
+
+def ernie4_5_moe(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    raw = renamed(raw, num_experts="moe_num_experts", num_experts_per_tok="moe_k")
+    shape = shape_of(raw, 103424, 2560, 12288, 28, 20, 4, None)
+    keys.only(raw, "use_bias", False)
+    keys.only(raw, "moe_norm_min", 1e-12)
+    usual = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_num_shared_experts": 2}
+    counts = {key: raw.get(key, value) for key, value in usual.items()}
+    if any(type(count) is not int or count < -1 for count in counts.values()):
+        raise ModelError(f"{', '.join(counts)} are {short_repr(list(counts.values()))}, but must be whole numbers")
+    first, last, shared = counts.values()
+    step, layers = keys.positive_int(raw, "moe_layer_interval", 1), shape["num_hidden_layers"]
+    stop = layers if last == -1 else last + 1
+    known = experts_of(
+        {**raw, "num_experts": raw.get("moe_num_experts"), "num_experts_per_tok": raw.get("moe_k")}, 64, 6, 1536
+    )
+    experts = ExpertsConfig(
+        **known, normalised=True, selection_bias=True, shared_size=max(0, shared) * known["intermediate_size"]
+    )
+    return DecoderConfig(
+        **llama_like(usual_rope(raw, 500000.0), shape, 131072, 1e-5, tied=True),
+        **_where(experts, [first <= layer < stop and (layer + 1) % step == 0 for layer in range(layers)], {}),
     )
 
 

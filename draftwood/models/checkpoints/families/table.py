@@ -45,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(experts.mixtral, experts.MIXTRAL),
     "olmoe": Family(experts.olmoe, experts.OLMOE),
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
+    "ernie4_5_moe": Family(experts.ernie4_5_moe, experts.ERNIE_4_5_MOE, orders=PAIRS),
     "glm4_moe": Family(experts.glm4_moe, experts.GLM_4_MOE),
     "qwen3_5_text": Family(hybrid.qwen3_5, QWEN_3_5),
     "qwen3_5_moe_text": Family(hybrid.qwen3_5_moe, QWEN_3_5_MOE),
