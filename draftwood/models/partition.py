@@ -82,11 +82,13 @@ class Parallel:
             return ParameterPart(all_rows) if self.drives else None
         if module == "head":
             return ParameterPart((self.words(shape[0]),))
+        first = self.rank * c.num_key_value_heads // n * c.head_dim
+        span = max(1, c.num_key_value_heads // n) * c.head_dim
+        if c.qk_norm == "each" and module[:6] in ("q_norm", "k_norm"):
+            return ParameterPart((self._share(shape[0]) if module[0] == "q" else slice(first, first + span),))
         if module == "qkv":
             queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
             queries *= 2 if c.output_gate else 1
-            first = self.rank * c.num_key_value_heads // n * c.head_dim
-            span = max(1, c.num_key_value_heads // n) * c.head_dim
             starts = queries + first, queries + keys + first
             return ParameterPart((self._share(queries), *(slice(start, start + span) for start in starts)))
         if module in ("gate_up", "up"):
@@ -138,7 +140,7 @@ def check(config: DecoderConfig, size: int, source: object) -> None:
     whole = {
         "recurrent layers": any(layer.recurrent for layer in each),
         "experts": any(layer.experts for layer in each),
-        "norms over all heads": any(layer.qk_norm in ("whole", "each") for layer in each),
+        "norms over all heads": any(layer.qk_norm == "whole" for layer in each),
         "sinks": any(layer.sinks for layer in each),
     }
     if any(whole.values()):

@@ -212,6 +212,30 @@ VARIANTS |= {
     "gpt_neox_serial": ("gpt_neox", {**WHOLE, "use_parallel_residual": False, "rope_parameters": HALF}),
     "starcoder2": ("starcoder2", {**SHAPE, "sliding_window": 5}),
     "nemotron": ("nemotron", {**SHAPE, "head_dim": 8, "rope_parameters": HALF}),
+    "cohere_norms": ("cohere", {**SHAPE, "use_qk_norm": True, "logit_scale": 2.0}),
+    "stablelm_norms": (
+        "stablelm",
+        {**SHAPE, "qk_layernorm": True, "use_parallel_residual": True, "rope_parameters": HALF},
+    ),
+    "persimmon": ("persimmon", {**WHOLE, "rope_parameters": HALF}),
+    "falcon": ("falcon", {**SHAPE, "bias": True}),
+    "falcon_new": ("falcon", {**SHAPE, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_one_norm": (
+        "falcon",
+        {**SHAPE, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon_serial": ("falcon", {**SHAPE, "parallel_attn": False, "multi_query": False}),
+    "internlm3": ("internlm3", {**SHAPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "gpt_bigcode": ("gpt_bigcode", GPT_2),
+    "gpt_bigcode_heads": ("gpt_bigcode", {**GPT_2, "multi_query": False}),
+    "gptj": ("gptj", {**GPT_2, "rotary_dim": 4}),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            **{**IDS, "hidden_size": 32, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 64},
+            **{"attention_types": [[["local", "global"], 1], [["local"], 1]], "window_size": 5},
+        },
+    ),
 }
 DELTA = {
     "linear_num_key_heads": 2,

@@ -40,10 +40,11 @@ PLAIN = matrices("F32")
 ARCHITECTURES = {  # of model types that are called otherwise
     **{"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "cohere": "command-r"},
     "ministral3": "mistral3",
-    **{"phi": "phi2", "gpt_neox": "gptneox"},
+    **{"phi": "phi2", "gpt_neox": "gptneox", "gpt_bigcode": "starcoder"},
     **gguf_mixtures.ARCHITECTURES,
 }
-TURNED = ("llama", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "arcee")  # with other queries and keys
+# with the rows of queries and keys in pairs
+TURNED = ("llama", "internlm2", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "arcee")
 GPT_2_KEYS = {
     **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
     **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
@@ -76,9 +77,9 @@ def write(
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
-    tensors = gguf_mixtures.tensors(load_file(directory / "model.safetensors"))
+    tensors = _norms_of_heads(gguf_mixtures.tensors(load_file(directory / "model.safetensors")))
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    if raw["model_type"] == "gpt2":
+    if raw["model_type"] in ("gpt2", "gpt_bigcode"):
         raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
     names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
@@ -90,8 +91,9 @@ def write(
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
-        if arch == "gptneox" and "query_key_value" in name:
-            array = array.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        if arch in ("gptneox", "falcon") and "query_key_value" in name:
+            rows = np.arange(len(array)).reshape(_kv_heads(raw), -1, raw["hidden_size"] // heads)
+            array = array[np.concatenate([part.ravel() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])]
         if arch == "gpt2" and array.ndim > 1 and ".h." in name:
             array = array.T
         if arch in TURNED and ("q_proj" in name or "k_proj" in name):
@@ -107,6 +109,28 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _norms_of_heads(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Norms that are a tensor for each head, as one for all."""
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        whole, head, leaf = name.partition(".norms.")
+        if not head:
+            made[name] = tensor
+        elif leaf == "0.weight":
+            heads = [tensors[f"{whole}.norms.{i}.weight"] for i in range(sum(whole in other for other in tensors))]
+            made[f"{whole}.weight"] = torch.stack(heads)
+    return made
+
+
+def _kv_heads(raw: Mapping[str, Any]) -> int:
+    heads: int = raw["num_attention_heads"]
+    if raw["model_type"] == "falcon":
+        return int(raw["num_kv_heads"]) if raw["new_decoder_architecture"] else 1 if raw["multi_query"] else heads
+    if raw["model_type"] == "gpt_bigcode":
+        return 1
+    return int(raw.get("num_key_value_heads") or heads)
 
 
 def write_words(path: Path, words: Mapping[str, Any], arch: str = "llama") -> Path:
@@ -141,9 +165,9 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
         "context_length": raw["max_position_embeddings"],
         "embedding_length": raw["hidden_size"],
         "block_count": raw["num_hidden_layers"],
-        "feed_forward_length": raw["intermediate_size"],
+        "feed_forward_length": raw.get("ffn_hidden_size") or raw["intermediate_size"],
         "attention.head_count": heads,
-        "attention.head_count_kv": raw.get("num_key_value_heads", heads),
+        "attention.head_count_kv": _kv_heads(raw),
         "attention.layer_norm_rms_epsilon": None if layered else raw.get("rms_norm_eps"),
         "attention.layer_norm_epsilon": layered or (1e-5 if arch == "olmo" else None),
         **dict.fromkeys(("attention.key_length", "attention.value_length"), raw.get("head_dim")),

@@ -278,7 +278,8 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
             "(merge_and_unload of peft), or give the model without it"
         )
     try:
-        return raw, family, family.config(raw)
+        config = family.config(raw)
+        return raw, family.named(raw, config), config
     except ModelError as error:
         raise ModelError(f"{directory / 'config.json'}: {error}") from None
 

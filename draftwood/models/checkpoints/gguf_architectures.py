@@ -99,6 +99,26 @@ def _olmo2(file: Metadata, raw: Raw) -> Raw:
     return {"model_type": "olmo3", "rope_parameters": rope, **_windows(4)(file, raw)}
 
 
+def _normed_heads(key: str) -> Reader:
+    """Whether each head's queries and keys have norms."""
+    return lambda file, raw: {key: file.has("blk.0.attn_q_norm.weight")}
+
+
+def _stablelm(file: Metadata, raw: Raw) -> Raw:
+    file.value("use_parallel_residual")  # which may be wrong: llama.cpp goes by the norm
+    return {"use_qkv_bias": raw["attention_bias"], "use_parallel_residual": not file.has("blk.0.ffn_norm.weight")}
+
+
+def _falcon(file: Metadata, raw: Raw) -> Raw:
+    norms = 2 if file.has("blk.0.attn_norm_2.weight") else 1
+    sizes = {"num_kv_heads": raw["num_key_value_heads"], "ffn_hidden_size": raw["intermediate_size"]}
+    return {**sizes, "new_decoder_architecture": True, "num_ln_in_parallel_attn": norms, "bias": raw["attention_bias"]}
+
+
+def _starcoder(file: Metadata, raw: Raw) -> Raw:
+    return {"n_inner": raw["intermediate_size"], "multi_query": raw["num_key_value_heads"] == 1}
+
+
 def _granite(file: Metadata, raw: Raw) -> Raw:
     names = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale"}
     return _renamed(**names, residual_multiplier="residual_scale", logits_scaling="logit_scale")(file, raw)
@@ -152,13 +172,16 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5", lambda file, raw: {"use_bias": raw["attention_bias"]}),
     "chatglm": Architecture("glm"),
     "glm4": Architecture("glm4"),
-    "command-r": Architecture("cohere", _renamed(logit_scale="logit_scale")),
+    "command-r": Architecture("cohere", _all(_renamed(logit_scale="logit_scale"), _normed_heads("use_qk_norm"))),
     "cohere2": Architecture("cohere2", _all(_renamed(logit_scale="logit_scale"), _windows(4, 4096))),
     "phi2": Architecture("phi"),
     "gptneox": Architecture("gpt_neox", _renamed(use_parallel_residual="use_parallel_residual"), plain_rows=True),
     "starcoder2": Architecture("starcoder2", lambda file, raw: {"use_bias": raw["attention_bias"]}),
-    "stablelm": Architecture("stablelm", lambda file, raw: {"use_qkv_bias": raw["attention_bias"]}),
+    "stablelm": Architecture("stablelm", _all(_stablelm, _normed_heads("qk_layernorm"))),
     "nemotron": Architecture("nemotron"),
+    "falcon": Architecture("falcon", _falcon, plain_rows=True),
+    "starcoder": Architecture("gpt_bigcode", _starcoder, plain_rows=True),
+    "internlm2": Architecture("llama", turned_pairs=True),
     "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, plain_rows=True),
     "qwen2moe": Architecture("qwen2_moe", _all(mixture(False), _qwen2_moe)),
     "qwen3moe": Architecture("qwen3_moe", mixture(True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -32,6 +33,7 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
     *("rope.dimension_sections", "n_deepstack_layers"),  # of images
 )
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
+HEAD_NORM = re.compile(r"\.norms\.(\d+)\.weight$")  # of one head; those of all are rows of one tensor
 ONE_OUTPUT = ".ffn_gate_inp_shexp.weight"  # a matrix whose one row is written as a vector
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
@@ -67,24 +69,23 @@ class GgufWeights:
             if architecture.plain_rows:
                 family = replace(family, transposed=frozenset(), orders={})
             config = family.config(raw)
+            family = family.named(raw, config)
         except ModelError as error:
             raise ModelError(f"{self.source}: {error}") from None
         self._check_unread()
         if self.has("rope_freqs.weight"):
             config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
-        names = {key: self._names(names) for key, names in family.names.items()}
+        names = {key: tuple(map(self._name, names)) for key, names in family.names.items()}
         return raw, replace(family, names=gguf_experts.stacked(names)), config
 
-    def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
-        known = _name_map(self.architecture)
-        asked = [
-            name.replace("{i}", "0").replace("_correction_bias", "_correction.bias").removesuffix("[0]")
-            for name in names
-        ]
-        asked = [f"{name}.weight" if name.endswith(".sinks") else name for name in asked]
-        own_names = [known.get_name(name, (".weight", ".bias")) or name for name in asked]
-        return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)
+    def _name(self, name: str) -> str:
+        """The file's name for a checkpoint's tensor; what the architecture does not know keeps its name."""
+        name, *number = HEAD_NORM.sub(r".weight[\1]", name).partition("[")
+        asked = name.replace("{i}", "0").replace("_correction_bias", "_correction.bias")
+        asked = f"{asked}.weight" if asked.endswith(".sinks") else asked
+        own = _name_map(self.architecture).get_name(asked, (".weight", ".bias")) or name
+        row = "" if name.endswith("_correction_bias") else "".join(number)  # those are a vector in files
+        return own.replace("blk.0.", "blk.{i}.") + row
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is none."""

@@ -121,7 +121,8 @@ class ParameterReader:
         """
         tensors, (sources, turned) = self.tensors, sources_of(self.tensors, self.family, name, shape)
         if not sources:
-            return torch.ones(piece.shape(shape), dtype=self.dtype, device=self.device)
+            value = 0.0 if name.endswith("_bias") else 1.0
+            return torch.full(piece.shape(shape), value, dtype=self.dtype, device=self.device)
         if piece.silent:
             return torch.zeros(piece.shape(shape), dtype=self.dtype, device=self.device)
         order = self.family.order(name, self.config)
@@ -167,7 +168,7 @@ def sources_of(
 ) -> tuple[list[tuple[str, list[int]]], bool]:
     """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
     sources = family.sources(name)
-    if not sources:  # ones: the family has no such weights
+    if not sources:  # ones, and zeros for biases: the family has no such weights
         return [], False
     shapes = [tensors.shape(source) for source in sources]
     as_they_lie = family.either_way and all(part == list(shape) for part, _ in shapes)

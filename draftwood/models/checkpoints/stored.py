@@ -27,7 +27,7 @@ Tensors: TypeAlias = Safetensors | GgufWeights
 EMBED_WEIGHT, HEAD_WEIGHT = "embed.weight", "head.weight"
 # what older versions saved beside the weights and computes nothing that the config does not say; heads of other tasks
 HARMLESS_TENSORS = re.compile(
-    r"(.*\.)?(rotary_emb\..*|attn\.(masked_)?bias)|rope_(freqs|factors_long|factors_short)\.weight|(v_head|mtp)\..*"
+    r"(.*\.)?(rotary_emb\..*|(attn|attention)\.(masked_)?bias)|rope_(freqs|factors_long|factors_short)\.weight|(v_head|mtp)\..*"
 )
 ADAPTER_TENSORS = re.compile(r"\.lora_|\.adapter|\.dora_")
 QUANTISED_TENSORS = re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")

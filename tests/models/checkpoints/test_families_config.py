@@ -137,6 +137,17 @@ def test_names_without_the_models_prefix(name: str, prefix: str, tmp_path: Path)
     close(prompt_logits(tmp_path), theirs(model, PROMPT))
 
 
+def test_pythia_as_published(tmp_path: Path) -> None:
+    """Old keys of the rotation, and buffers of mask and rotation beside the weights."""
+    model = write(tmp_path, "gpt_neox")
+    path = tmp_path / "model.safetensors"
+    layer = "gpt_neox.layers.0.attention"
+    buffers = {f"{layer}.bias": torch.ones(1, 1, 64, 64).tril(), f"{layer}.masked_bias": torch.tensor(-1e9)}
+    save_file({**load_file(path), **buffers, f"{layer}.rotary_emb.inv_freq": torch.ones(2)}, path)
+    edit_json(tmp_path / "config.json", ("rope_parameters",), rotary_pct=0.5, rotary_emb_base=100)
+    close(prompt_logits(tmp_path), theirs(model, PROMPT))
+
+
 # what does not fit is refused
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -156,6 +167,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 is not supported"),
     ("gemma3", {"rope_parameters": {"rope_theta": 9.0}}, "must hold full_attention and sliding_attention"),
     ("gemma3", {"rope_parameters": {SLIDING: {"rope_type": "linear"}}}, "rope_type 'linear' is not supported"),
+    ("falcon", {"alibi": True}, "alibi True is not supported for this family; only False"),
+    ("falcon_new", {"parallel_attn": False}, "parallel_attn False is not supported"),
+    ("internlm3", {"mlp_bias": False}, "mlp_bias False is not supported for this family; only True"),
+    ("gpt_neo", {"attention_types": [[["global", "flat"], 1]]}, "attention_types is .* global or local for each of 3"),
+    ("gptj", {"rotary_dim": 16}, "rotary_dim is 16, but models have at most 8"),
+    ("stablelm", {"head_dim": 4}, "head_dim 4 is not supported for this family; only 8"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
     ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16 is not supported .*; only 32"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),

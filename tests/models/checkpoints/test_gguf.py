@@ -52,6 +52,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
         for name in ("seed_oss", "arcee", "granite", "olmo", "olmo2", "ernie4_5", "glm", "glm4", "cohere")
     },
     **{name: ({}, {}) for name in ("phi", "gpt_neox", "gpt_neox_serial", "stablelm", "nemotron", "gpt2")},
+    **{name: ({}, {}) for name in ("cohere_norms", "stablelm_norms", "falcon_new", "falcon_one_norm", "gpt_bigcode")},
+    "falcon": ({"bias": False}, {}),
     "smollm3": ({"num_hidden_layers": 4, "no_rope_layer_interval": 4}, {}),
     "hunyuan": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
     "olmo3": ({}, {"attention.sliding_window_pattern": 2}),
@@ -94,6 +96,12 @@ def test_families(name: str, tmp_path: Path) -> None:
     file = gguf_files.write(tmp_path, tmp_path / "x.gguf", **metadata)
     assert checkpoint.load(file).config == checkpoint.load(tmp_path).config
     same(tmp_path, file)
+
+
+def test_internlm2(tmp_path: Path) -> None:
+    """Llama under a name of its own."""
+    write_llama(tmp_path)
+    same(tmp_path, gguf_files.write(tmp_path, tmp_path / "x.gguf", arch="internlm2"))
 
 
 @pytest.mark.parametrize(("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")])

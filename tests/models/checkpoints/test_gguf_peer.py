@@ -48,6 +48,7 @@ FILES["olmo3"] = (  # whose YaRN llama.cpp computes otherwise than transformers
 )
 # llama.cpp rounds the borders of YaRN, which the authors of gpt-oss do not
 FILES["gpt_oss"] = ({"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {})
+FILES["cohere_norms"] = ({"num_hidden_layers": 64}, {})  # those norms are read there from so many layers on
 del FILES["exaone4"]  # which has windows there in models of 64 layers only
 
 
@@ -79,7 +80,7 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     result = engine.generate(PROMPT, sampling={"temperature": 0}, max_new_tokens=24, ignore_eos=True)
     tokens = [*PROMPT, *result.tokens]
     logits, expected = ours(checkpoint.load(file), chain(tokens)), their_logits(file, tokens)
-    near = GELU if name.startswith(("gemma", "gpt", "phi", "starcoder")) and name[:4] != "phi3" else 5e-5
+    near = GELU if name.startswith(("gemma", "gpt", "phi", "starcoder", "falcon")) and name[:4] != "phi3" else 5e-5
     torch.testing.assert_close(logits, expected, atol=near, rtol=0)
     best, written = expected[len(PROMPT) - 1 : -1].max(-1).values, torch.tensor(result.tokens)[:, None]
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()

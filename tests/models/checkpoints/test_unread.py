@@ -275,7 +275,7 @@ def test_nothing_is_read_before_all_is_checked(tmp_path: Path, monkeypatch: pyte
 # other architectures
 
 ELSEWHERE: list[tuple[dict[str, Any], bool]] = [
-    ({"model_type": "persimmon", "architectures": ["PersimmonForCausalLM"]}, True),
+    ({"model_type": "apertus", "architectures": ["ApertusForCausalLM"]}, True),
     ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, True),
     ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, False),  # takes no positions
     ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, False),

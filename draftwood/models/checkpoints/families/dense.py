@@ -12,6 +12,7 @@ from draftwood.models.checkpoints.families.family import (
     layer_windows,
     llama_like,
     no_windows,
+    renamed,
     shape_of,
     sliding_window,
     usual_rope,
@@ -225,3 +226,13 @@ def glm(raw: Raw) -> DecoderConfig:
 
 def glm4(raw: Raw) -> DecoderConfig:
     return DecoderConfig(**{**vars(glm(raw)), "post_norm": True})
+
+
+def internlm3(raw: Raw) -> DecoderConfig:
+    """Llama with biases, or without, in attention and MLP alike."""
+    no_windows(raw)
+    raw = renamed(raw, qkv_bias="attention_bias", bias="mlp_bias")
+    bias = keys.flag(raw, "attention_bias", False)
+    keys.only(raw, "mlp_bias", bias)
+    shape = shape_of(raw, 128512, 4096, 10240, 48, 32, 2, 128)
+    return DecoderConfig(**llama_like(raw, shape, 32768, 1e-5), **attention_bias(raw), mlp_bias=bias)

@@ -33,8 +33,8 @@ class Family:
 
     `prefix` is a beginning of the names that some checkpoints of the family lack. Parameters in `transposed` are
     stored [in, out]; with `either_way` they may also lie as others do, as their shapes tell. `orders` are those of
-    parameters whose rows the decoder has in another order than the checkpoint. In checkpoints with tensors of
-    `other_parts`, which are not read, names begin otherwise.
+    parameters whose rows the decoder has in another order than the checkpoint. `variants` are the names that differ
+    from config to config. In checkpoints with tensors of `other_parts`, which are not read, names begin otherwise.
     """
 
     read: Callable[[Raw], DecoderConfig]
@@ -43,6 +43,7 @@ class Family:
     transposed: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
     either_way: bool = False
+    variants: Callable[[Raw, DecoderConfig], Names] | None = None
     other_parts: re.Pattern[str] | None = None
 
     def config(self, raw: Raw) -> DecoderConfig:
@@ -50,6 +51,12 @@ class Family:
         for key, value in REQUIRED_VALUES.items():
             keys.only(raw, key, value)
         return self.read(raw)
+
+    def named(self, raw: Raw, config: DecoderConfig) -> Family:
+        """The same family with the names of one config."""
+        if self.variants is None:
+            return self
+        return replace(self, names={**self.names, **self.variants(raw, config)})
 
     def sources(self, parameter: str) -> list[str]:
         """The tensors of a checkpoint that form a parameter, in order; "NAME[3]" is number 3 of those in a stack."""
@@ -105,6 +112,13 @@ def shape_of(
     }
 
 
+def shared_shape(raw: Raw, vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int | None) -> Raw:
+    """Sizes of a family whose heads share hidden_size out; head_dim may say no other."""
+    shape = shape_of({**raw, "head_dim": None}, vocab, hidden, inner, layers, heads, kv_heads, None)
+    keys.only(raw, "head_dim", shape["head_dim"])
+    return shape
+
+
 def llama_like(
     raw: Raw,
     shape: Raw,
@@ -142,13 +156,23 @@ def _said(raw: Raw) -> Raw:
 
 def halves_of_pairs(config: DecoderConfig) -> Tensor:
     """The order of rows of queries, keys and values of which neighbouring components are rotated together."""
-    heads, dim, turned = config.num_attention_heads + config.num_key_value_heads, config.head_dim, config.rotated
+    heads = config.num_attention_heads + config.num_key_value_heads
+    values = torch.arange(config.num_key_value_heads * config.head_dim) + heads * config.head_dim
+    return torch.cat((_halves(config, heads), values))
+
+
+def _halves(config: DecoderConfig, heads: int) -> Tensor:
+    dim, turned = config.head_dim, config.rotated
     one = torch.cat((torch.arange(turned).view(-1, 2).T.reshape(-1), torch.arange(turned, dim)))
-    both = (torch.arange(heads)[:, None] * dim + one).reshape(-1)
-    return torch.cat((both, torch.arange(config.num_key_value_heads * dim) + heads * dim))
+    return (torch.arange(heads)[:, None] * dim + one).reshape(-1)
 
 
 PAIRS: Mapping[str, Order] = {f"layers.{{i}}.mixer.qkv.{x}": halves_of_pairs for x in ("weight", "bias")}
+PAIRS_AND_NORMS: Mapping[str, Order] = {  # where each head has norms of its own
+    **PAIRS,
+    "layers.{i}.mixer.q_norm": lambda config: _halves(config, config.num_attention_heads),
+    "layers.{i}.mixer.k_norm": lambda config: _halves(config, config.num_key_value_heads),
+}
 
 
 def attention_bias(raw: Raw) -> Raw:

@@ -13,10 +13,11 @@ from draftwood.models.checkpoints.families.family import (
     llama_like,
     no_windows,
     shape_of,
+    shared_shape,
     sliding_window,
     usual_rope,
 )
-from draftwood.models.checkpoints.tensor_names import LLAMA, Names
+from draftwood.models.checkpoints.tensor_names import LLAMA, Names, both
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 
 _LAYER = "model.layers.{i}"
@@ -57,14 +58,56 @@ GPT_NEOX: Names = {
     **_mlp(f"{_NEOX}.mlp.dense_h_to_4h", f"{_NEOX}.mlp.dense_4h_to_h"),
 }
 
+PERSIMMON: Names = {
+    **LLAMA,
+    **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.final_layernorm"),
+    **both("layers.{i}.mixer.qkv", f"{_LAYER}.self_attn.query_key_value"),
+    **both("layers.{i}.mixer.o", f"{_LAYER}.self_attn.dense"),
+    **_mlp(f"{_LAYER}.mlp.dense_h_to_4h", f"{_LAYER}.mlp.dense_4h_to_h"),
+    **{f"layers.{{i}}.mixer.{x}_norm": (f"{_LAYER}.self_attn.{x}_layernorm.weight",) for x in "qk"},
+    **{f"layers.{{i}}.mixer.{x}_norm_bias": (f"{_LAYER}.self_attn.{x}_layernorm.bias",) for x in "qk"},
+}
+_FALCON = "transformer.h.{i}"
+FALCON: Names = {  # norms are of falcon_names
+    "embed.weight": ("transformer.word_embeddings.weight",),
+    "head.weight": ("lm_head.weight",),
+    "norm": ("transformer.ln_f.weight",),
+    **both("layers.{i}.mixer.qkv", f"{_FALCON}.self_attention.query_key_value"),
+    **both("layers.{i}.mixer.o", f"{_FALCON}.self_attention.dense"),
+    **_mlp(f"{_FALCON}.mlp.dense_h_to_4h", f"{_FALCON}.mlp.dense_4h_to_h"),
+}
+
 
 def heads_together(config: DecoderConfig) -> Tensor:
-    """The order of rows that lie as query, key and value of one head, then of the next."""
-    rows = torch.arange(3 * config.num_attention_heads * config.head_dim)
-    return rows.view(config.num_attention_heads, 3, -1).transpose(0, 1).reshape(-1)
+    """The order of rows that lie as one head's key and value behind the queries that read them, then the next's."""
+    kv_heads = config.num_key_value_heads
+    rows = torch.arange((config.num_attention_heads + 2 * kv_heads) * config.head_dim)
+    together = rows.view(kv_heads, -1, config.head_dim)
+    return torch.cat([part.reshape(-1) for part in (together[:, :-2], together[:, -2], together[:, -1])])
 
 
-GPT_NEOX_ORDERS = {f"layers.{{i}}.mixer.qkv.{x}": heads_together for x in ("weight", "bias")}
+TOGETHER = {f"layers.{{i}}.mixer.qkv.{x}": heads_together for x in ("weight", "bias")}
+
+
+def cohere_names(raw: Raw, config: DecoderConfig) -> Names:
+    """Of norms of each head's own."""
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    return {
+        f"layers.{{i}}.mixer.{x}_norm": tuple(f"{_LAYER}.self_attn.{x}_norm.weight[{head}]" for head in range(number))
+        for x, number in heads.items()
+    }
+
+
+def stablelm_names(raw: Raw, config: DecoderConfig) -> Names:
+    """Of norms of each head's own, which have no biases, and of the one norm that parallel halves of a layer share."""
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    names: Names = {}
+    for x, number in heads.items():
+        each = tuple(f"{_LAYER}.self_attn.{x}_layernorm.norms.{head}.weight" for head in range(number))
+        names |= {f"layers.{{i}}.mixer.{x}_norm": each, f"layers.{{i}}.mixer.{x}_norm_bias": ()}
+    if config.joined:
+        names |= _norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.norm")
+    return names
 
 
 def _with_eps(raw: Raw, key: str, usual: float = 1e-5) -> Raw:
@@ -74,9 +117,9 @@ def _with_eps(raw: Raw, key: str, usual: float = 1e-5) -> Raw:
 
 def cohere(raw: Raw) -> DecoderConfig:
     no_windows(raw)
-    keys.only(raw, "use_qk_norm", False)
     shape = shape_of(raw, 256000, 8192, 22528, 40, 64, None, None)
-    return DecoderConfig(**_cohere_like(usual_rope(raw, 500000.0), shape))
+    normed = "each" if keys.flag(raw, "use_qk_norm", False) else None
+    return DecoderConfig(**_cohere_like(usual_rope(raw, 500000.0), shape), qk_norm=normed)
 
 
 def _cohere_like(raw: Raw, shape: Raw) -> Raw:
@@ -91,7 +134,7 @@ def _cohere_like(raw: Raw, shape: Raw) -> Raw:
 
 def cohere2(raw: Raw) -> DecoderConfig:
     """Layers without a window do not rotate."""
-    shape = shape_of({**raw, "head_dim": None}, 256000, 8192, 22528, 40, 64, None, None)
+    shape = shared_shape(raw, 256000, 8192, 22528, 40, 64, None)
     every = keys.positive_int(raw, "sliding_window_pattern", 4)
     windows = layer_windows(
         raw, shape["num_hidden_layers"], sliding_window(raw, 4096), lambda layer: (layer + 1) % every != 0
@@ -120,18 +163,20 @@ def phi(raw: Raw) -> DecoderConfig:
 
 def stablelm(raw: Raw) -> DecoderConfig:
     no_windows(raw)
-    keys.only(raw, "qk_layernorm", False)
-    keys.only(raw, "use_parallel_residual", False)
-    shape = shape_of({**raw, "head_dim": None}, 50304, 2560, 6912, 32, 32, 32, None)
+    shape = shared_shape(raw, 50304, 2560, 6912, 32, 32, 32)
     rotary = usual_rope(_with_eps(raw, "layer_norm_eps"), part=0.25)
     return DecoderConfig(
-        **llama_like(rotary, shape, 4096, partial=True), norm="layer", qkv_bias=keys.flag(raw, "use_qkv_bias", False)
+        **llama_like(rotary, shape, 4096, partial=True),
+        norm="layer",
+        joined=keys.flag(raw, "use_parallel_residual", False),
+        qk_norm="each" if keys.flag(raw, "qk_layernorm", False) else None,
+        qkv_bias=keys.flag(raw, "use_qkv_bias", False),
     )
 
 
 def gpt_neox(raw: Raw) -> DecoderConfig:
     no_windows(raw)
-    shape = shape_of({**raw, "head_dim": None, "num_key_value_heads": None}, 50432, 6144, 24576, 44, 64, None, None)
+    shape = shared_shape({**raw, "num_key_value_heads": None}, 50432, 6144, 24576, 44, 64, None)
     rotary = usual_rope(
         _with_eps({**raw, "rope_theta": raw.get("rope_theta", raw.get("rotary_emb_base"))}, "layer_norm_eps"),
         part=keys.positive_number(raw, "rotary_pct", 0.25),
@@ -175,3 +220,53 @@ def nemotron(raw: Raw) -> DecoderConfig:
         gated=False,
         mlp_bias=keys.flag(raw, "mlp_bias", False),
     )
+
+
+def persimmon(raw: Raw) -> DecoderConfig:
+    no_windows(raw)
+    shape = shared_shape({**raw, "num_key_value_heads": None}, 262144, 4096, 16384, 36, 64, None)
+    rotary = usual_rope(_with_eps(raw, "layer_norm_eps"), part=0.5)
+    return DecoderConfig(
+        **llama_like(rotary, shape, 16384, activation="relu2", partial=True),
+        norm="layer",
+        qk_norm="one" if keys.flag(raw, "qk_layernorm", True) else None,
+        gated=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+    )
+
+
+def falcon(raw: Raw) -> DecoderConfig:
+    """Falcon 1 and 2; checkpoints of Falcon-RW have ALiBi."""
+    no_windows(raw)
+    keys.only(raw, "alibi", False)
+    raw = {**raw, "hidden_size": raw.get("n_embed") or raw.get("hidden_size")}
+    hidden, new = keys.positive_int(raw, "hidden_size", 4544), keys.flag(raw, "new_decoder_architecture", False)
+    heads = {
+        "num_key_value_heads": 1 if keys.flag(raw, "multi_query", True) and not new else raw.get("num_kv_heads"),
+        "intermediate_size": keys.positive_int(raw, "ffn_hidden_size", 4 * hidden),
+    }
+    shape = shared_shape({**raw, **heads}, 65024, hidden, 4 * hidden, 32, 71, None)
+    if new:
+        keys.only(raw, "parallel_attn", True)
+    bias = keys.flag(raw, "bias", False)
+    rotary = {**_with_eps(raw, "layer_norm_epsilon"), "hidden_act": raw.get("activation")}
+    return DecoderConfig(
+        **llama_like(rotary, shape, 2048, activation="gelu", tied=True),
+        norm="layer",
+        joined=new or keys.flag(raw, "parallel_attn", True),
+        gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def falcon_names(raw: Raw, config: DecoderConfig) -> Names:
+    """Of norms: attention and MLP have one or two, beside or behind each other."""
+    new = keys.flag(raw, "new_decoder_architecture", False)
+    if new and keys.positive_int(raw, "num_ln_in_parallel_attn", 2) == 2:
+        return _norms(f"{_FALCON}.ln_attn", f"{_FALCON}.ln_mlp", "transformer.ln_f")
+    second = "input_layernorm" if config.joined else "post_attention_layernorm"
+    return _norms(f"{_FALCON}.input_layernorm", f"{_FALCON}.{second}", "transformer.ln_f")

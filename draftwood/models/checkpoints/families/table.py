@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, hybrid, llama, parallel
-from draftwood.models.checkpoints.families.family import PAIRS, Family
+from draftwood.models.checkpoints.families.family import PAIRS, PAIRS_AND_NORMS, Family
 from draftwood.models.checkpoints.families.hybrid_names import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -68,11 +68,19 @@ FAMILIES: dict[str, Family] = {
     "helium": Family(dense.helium, LLAMA, orders=PAIRS),
     "glm": Family(dense.glm, dense.GLM, orders=PAIRS),
     "glm4": Family(dense.glm4, dense.GLM_4, orders=PAIRS),
-    "cohere": Family(parallel.cohere, parallel.COHERE, orders=PAIRS),
+    "cohere": Family(parallel.cohere, parallel.COHERE, orders=PAIRS_AND_NORMS, variants=parallel.cohere_names),
     "cohere2": Family(parallel.cohere2, parallel.COHERE, orders=PAIRS),
     "phi": Family(parallel.phi, parallel.PHI),
-    "stablelm": Family(parallel.stablelm, parallel.STABLELM),
-    "gpt_neox": Family(parallel.gpt_neox, parallel.GPT_NEOX, "gpt_neox.", orders=parallel.GPT_NEOX_ORDERS),
+    "stablelm": Family(parallel.stablelm, parallel.STABLELM, variants=parallel.stablelm_names),
+    "gpt_neox": Family(parallel.gpt_neox, parallel.GPT_NEOX, "gpt_neox.", orders=parallel.TOGETHER),
     "starcoder2": Family(parallel.starcoder2, parallel.STARCODER_2),
     "nemotron": Family(parallel.nemotron, parallel.NEMOTRON),
+    "persimmon": Family(parallel.persimmon, parallel.PERSIMMON, orders=parallel.TOGETHER),
+    "falcon": Family(
+        parallel.falcon, parallel.FALCON, "transformer.", orders=parallel.TOGETHER, variants=parallel.falcon_names
+    ),
+    "internlm3": Family(dense.internlm3, LLAMA),
+    "gpt_bigcode": Family(gpt.gpt_bigcode, GPT_2, "transformer.", orders=parallel.TOGETHER),
+    "gptj": Family(gpt.gptj, gpt.GPT_J, "transformer.", orders=PAIRS),
+    "gpt_neo": Family(gpt.gpt_neo, gpt.GPT_NEO, "transformer."),
 }
