@@ -86,6 +86,14 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()
 
 
+def test_internlm2(tmp_path: Path) -> None:
+    write_llama(tmp_path, vocab_size=VOCAB)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", words=words(), arch="internlm2")
+    logits, expected = ours(checkpoint.load(file), chain(PROMPT)), their_logits(file, PROMPT)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kind", gguf_file.QUANTISED_TYPES)
 def test_quantised_types(kind: str, tmp_path: Path) -> None:
     """llama.cpp rounds activations to 8 bits, too."""
