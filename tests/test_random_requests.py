@@ -20,7 +20,7 @@ ALONE, BATCHES = (150, 700), (30, 130)  # examples by default and in slow tests;
 class LetterTokenizer:
     """Token i is the i-th letter."""
 
-    def stream(self, context: object = ()) -> "LetterTokenizer":
+    def stream(self, context: object = (), special: bool = False) -> "LetterTokenizer":
         return self
 
     def step(self, token: int) -> str:

@@ -165,7 +165,7 @@ class LetterTokenizer:
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         return [Letters.PIECES.index(letter) for letter in text]
 
-    def stream(self, context: Sequence[int] = ()) -> Letters:
+    def stream(self, context: Sequence[int] = (), special: bool = False) -> Letters:
         return Letters()
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -105,7 +105,7 @@ def test_a_callback_that_raises(name: str) -> None:
 
 def test_a_stop_check_and_a_progress_callback_that_raise() -> None:
     class Words:
-        def stream(self, context: object = ()) -> Words:
+        def stream(self, context: object = (), special: bool = False) -> Words:
             return self
 
         def step(self, token: int) -> str:
