@@ -20,6 +20,29 @@ COLUMNS = {  # field, format, unit of the field
 MANY_ROWS = (4, 8)
 
 
+MIXTURES = """Qwen3-30B-A3B's layer shape, 4 of its 48 layers, with random weights: draftwood / llama.cpp, which crashes on these
+files where it reorders weights, so it does not reorder them here. A forward pass of several rows over that of one stands
+beside the bytes that their distinct experts have, over those of one."""
+
+
+def mixtures() -> str:
+    """A row for each file of a mixture, as in `table`; empty where none was measured."""
+    if not documents("mixtures"):
+        return ""
+    found, rows = frame("mixtures", "files"), frame("mixtures", "rows")
+    lines = []
+    for run, engines in found.groupby("run", sort=False):
+        line: dict[str, Any] = {"file": run, "types": engines["types"].iloc[0]}
+        for name in ("ms a token", "prompt, s", "memory, MB"):
+            line[name] = both(engines, *COLUMNS[name])
+        for count in MANY_ROWS:
+            of_count = rows[(rows["run"] == run) & (rows["rows"] == count)]
+            read = of_count[of_count["engine"] == OURS]["bytes_to_one"].iloc[0]
+            line[f"{count} rows"] = f"{both(of_count, 'to_one', '.2f', 1)} ({read:.2f})"
+        lines.append(line)
+    return f"{MIXTURES}\n\n{markdown(pd.DataFrame(lines))}\n\n{sources('mixtures')}"
+
+
 def table() -> str:
     """A row for each file: ours / llama.cpp's; empty where none was measured."""
     measured = documents("files")
