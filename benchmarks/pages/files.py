@@ -20,9 +20,9 @@ COLUMNS = {  # field, format, unit of the field
 MANY_ROWS = (4, 8)
 
 
-MIXTURES = """Qwen3-30B-A3B's layer shape, 4 of its 48 layers, with random weights: draftwood / llama.cpp, which crashes on these
-files where it reorders weights, so it does not reorder them here. A forward pass of several rows over that of one stands
-beside the bytes that their distinct experts have, over those of one."""
+MIXTURES = """Qwen3-30B-A3B's layer shape, 4 of its 48 layers, with random weights: draftwood / llama.cpp, which crashes
+on these files where it reorders weights, so it does not reorder them here. A forward pass of several rows over that of
+one stands beside the bytes that their distinct experts have, over those of one."""
 
 
 def mixtures() -> str:
