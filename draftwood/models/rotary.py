@@ -100,6 +100,18 @@ class LongRope(RopeScaling):
         return self.attention_factor
 
 
+@dataclass(frozen=True)
+class Proportional(RopeScaling):
+    """Of the pairs of a whole head the first `angles` are rotated, the others keep still (Gemma 4)."""
+
+    kind: str = "proportional"
+    angles: int = 0
+
+    def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
+        rotated = torch.arange(len(frequency)) < self.angles
+        return torch.where(rotated, frequency / self.factor, torch.zeros(()))
+
+
 UNSCALED = RopeScaling()
 
 

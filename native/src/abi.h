@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 7 };
+enum { DW_VERSION = 8 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -83,6 +83,7 @@ typedef struct {
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
   const float* sinks; /* [heads] a score that takes part in the softmax and adds nothing, or null */
   const dw_experts* experts;
+  const float* scalar; /* [1] what the rows behind the part are multiplied by, or null */
   float gate_scale; /* of a feed-forward's gates, before their activation */
 } dw_part;
 

@@ -68,6 +68,7 @@ struct Forward {
       out = tmp;
     }
     k.add(row, out, part->multiplier, s().width);
+    for (int64_t d = 0; part->scalar && d < s().width; d++) row[d] *= *part->scalar;
   }
 
   // f(row) for all rows, shared out; then all threads meet.

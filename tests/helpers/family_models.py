@@ -258,6 +258,15 @@ GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.2,
 }
 CONV = ["conv", FULL, "conv"]
+GEMMA_4 = {
+    **SHAPE,
+    **{"head_dim": 12, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 4},
+    "layer_types": [SLIDING, FULL, FULL],
+}
+VARIANTS |= {
+    "gemma4": ("gemma4_text", {**GEMMA_4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+    "gemma4_values": ("gemma4_text", {**GEMMA_4, "num_hidden_layers": 4, "layer_types": None}),
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("qwen3_5_text", {**SHAPE, **DELTA, "head_dim": 16}),
     "qwen3_5_types": (

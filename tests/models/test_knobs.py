@@ -17,6 +17,7 @@ from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.checkpoints.parameters import pack_embeddings
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.rotary import Proportional
 from tests.helpers.native_library import chain, needs_native
 from tests.helpers.small_decoder import decoder
 
@@ -32,6 +33,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "joined": {"joined": True, "norm": "layer", "rotary_dim": 4},
     "multipliers": {"residual_multiplier": 0.3, "logit_scale": 0.5, "attention_scale": 0.2},
     "offsets": {"norm": "layer_offset", "gated": False, "hidden_act": "relu2"},
+    "scalar": {"scalar": True, "post_norm": True},
+    "proportional": {"rope_scaling": Proportional(factor=2.0, angles=2)},
     "no rotation": {"layers": per_layer(rotary_dim=(None, 0, 4, 0))},
     "shapes": {
         "layers": per_layer(

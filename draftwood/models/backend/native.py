@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
@@ -53,7 +53,7 @@ class ModelPart(Structure):
         *_fields(c_int32, "borrowed gate qk_norm late_norm value_norm activation gated"),
         *_fields(c_float, "eps multiplier scale softcap clip"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
-        *_fields(c_void_p, "sinks experts"),
+        *_fields(c_void_p, "sinks experts scalar"),
         ("gate_scale", c_float),
     ]
 

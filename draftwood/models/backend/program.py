@@ -119,7 +119,7 @@ class Program:
         """Half a layer as the library has it; the places of keys and values are for the caller."""
         c, native, norms = part.config, ModelPart(), ["norm", "post_norm"]
         native.joined, native.layer_norm, native.eps = joined, c.norm.startswith("layer"), c.rms_norm_eps
-        native.multiplier = part.multiplier
+        native.multiplier, native.scalar = part.multiplier, self._vector(part.scalar)
         up: nn.Module | None
         down: nn.Module | None
         if isinstance(part, Attention):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.functions import ACTIVATIONS
-from draftwood.models.rotary import UNSCALED, LongRope, RopeScaling, Yarn
+from draftwood.models.rotary import UNSCALED, LongRope, Proportional, RopeScaling, Yarn
 from draftwood.util.safe_parsing import short_repr
 
 Raw: TypeAlias = dict[str, Any]  # config.json
@@ -162,6 +162,14 @@ SCALINGS: dict[str, Callable[[Raw, int, float], RopeScaling]] = {  # of rope_typ
     "dynamic": lambda rope, original, growth: UNSCALED,  # begins behind the context, where no position is
     "mrope": lambda rope, original, growth: UNSCALED,  # three positions, which are one for text
 }
+
+
+def proportional(rope: Raw, head_dim: int) -> Proportional:
+    """The rotary positions of Gemma 4, which turn a part of the pairs of a whole head."""
+    share = positive_number(rope, "partial_rotary_factor", 1.0)
+    if share > 1:
+        raise ModelError(f"partial_rotary_factor is {share}, but must be at most 1")
+    return Proportional(factor=positive_number(rope, "factor", 1.0), angles=int(share * head_dim // 2))
 
 
 def rope(raw: Raw, context: int, head_dim: int | None = None) -> Raw:

@@ -33,6 +33,7 @@ class Part(nn.Module):
         self.norm, self.norm_bias = self._norm(config.pre_norm)
         self.post_norm, self.post_norm_bias = self._norm(config.post_norm)
         self.multiplier = config.residual_multiplier
+        self.scalar = nn.Parameter(torch.ones(1)) if config.scalar and not self.mixes else None
 
     def _norm(self, there: bool) -> tuple[nn.Parameter | None, nn.Parameter | None]:
         return norm_parameters(self.config, self.config.hidden_size) if there else (None, None)
@@ -43,7 +44,8 @@ class Part(nn.Module):
         out = self.parallel.sum(self.computed(entered, meta, store))
         if self.post_norm is not None:
             out = self.normalise(out, self.post_norm, self.post_norm_bias, self.eps)
-        return x + out if self.multiplier == 1 else torch.add(x, out, alpha=self.multiplier)
+        x = x + out if self.multiplier == 1 else torch.add(x, out, alpha=self.multiplier)
+        return x if self.scalar is None else x * self.scalar
 
     def enter(self, x: Tensor, meta: AttentionMetadata) -> Tensor:
         """The input [B, N, W] of the part's first product: the normalised rows."""

@@ -31,6 +31,9 @@ KNOBS: list[tuple[str, dict[str, Any]]] = [
     ("phi3_partial", {"rope_parameters": {"rope_theta": 200.0, "partial_rotary_factor": 0.5}}),
     ("gemma", {"hidden_act": "relu"}),
     ("gemma2", {"hidden_activation": "silu"}),
+    ("gemma4", {"sliding_window": 3}),
+    ("gemma4", {"rope_parameters": {FULL: {"rope_type": "proportional", "partial_rotary_factor": 1.0}}}),
+    ("gemma4", {"rope_parameters": {SLIDING: {"rope_theta": 10.0}}}),
     ("gemma2", {"query_pre_attn_scalar": 12}),
     ("gemma2", {"attn_logit_softcapping": None}),
     ("gemma2", {"attn_logit_softcapping": 2.0}),
@@ -86,7 +89,10 @@ def test_each_small_parameter_changes_the_logits(name: str, part: str, tmp_path:
 
 WITHOUT_DEFAULTS = ("nemotron_h",)  # by default it has experts
 
-USUAL: dict[str, dict[str, Any]] = {"glm4_moe": {"head_dim": 128}}  # what every published config has
+USUAL: dict[str, dict[str, Any]] = {  # what published configs have, or must have here
+    "glm4_moe": {"head_dim": 128},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in WITHOUT_DEFAULTS])

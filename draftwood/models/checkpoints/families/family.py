@@ -62,7 +62,8 @@ class Family:
         """The tensors of a checkpoint that form a parameter, in order; "NAME[3]" is number 3 of those in a stack."""
         layer, expert = (NUMBERS[key].search(parameter) for key in ("i", "e"))
         numbers = {key: found[1] for key, found in (("i", layer), ("e", expert)) if found}
-        return [source.format(**numbers) for source in self.names[pattern_of(parameter)]]
+        named = self.names[parameter if parameter in self.names else pattern_of(parameter)]  # a layer may have its own
+        return [source.format(**numbers) for source in named]
 
     def order(self, parameter: str, config: DecoderConfig) -> Tensor | None:
         """For each row of a parameter the row of the checkpoint's tensors, one after the other; None: as they lie."""

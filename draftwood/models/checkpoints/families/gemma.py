@@ -1,4 +1,4 @@
-"""Gemma 1 to 3."""
+"""Gemma 1 to 4."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from draftwood.models.checkpoints.families.family import (
     shape_of,
     sliding_window,
 )
+from draftwood.models.checkpoints.tensor_names import Names
 from draftwood.models.decoder_config import DecoderConfig, per_layer
-from draftwood.models.rotary import UNSCALED
+from draftwood.models.rotary import UNSCALED, RopeScaling
 from draftwood.util.safe_parsing import short_repr
 
 
@@ -100,3 +101,89 @@ def gemma3(raw: Raw) -> DecoderConfig:
         ),
         logit_softcap=_cap(raw, "final_logit_softcapping", None),
     )
+
+
+def gemma4(raw: Raw) -> DecoderConfig:
+    """The dense models without embeddings of each layer (12B, 31B); layers without a window have heads of their own."""
+    shape = shape_of(raw, 262144, 2304, 9216, 30, 8, 4, 256)
+    layers = shape["num_hidden_layers"]
+    keys.only(raw, "use_bidirectional_attention", "vision")
+    if keys.flag(raw, "enable_moe_block", False):
+        raise ModelError("enable_moe_block is true, but experts beside the MLP are not supported; give a dense model")
+    if raw.get("hidden_size_per_layer_input", 256):
+        raise ModelError(
+            "hidden_size_per_layer_input is not 0, but embeddings of each layer (E2B, E4B) are not supported; give a "
+            "model without them, such as 12B"
+        )
+    keys.only(raw, "num_kv_shared_layers", 0)  # which models with embeddings of each layer have
+    windows = layer_windows(raw, layers, sliding_window(raw, 512), lambda layer: (layer + 1) % 6 != 0)
+    windows = (*windows[:-1], 0)  # as in transformers, whatever the config says
+    own = _of_full_layers(raw, windows, shape)
+    scaling, thetas = _rope_of_kinds(raw, own["head_dim"])
+    return DecoderConfig(
+        **shape,
+        max_position_embeddings=keys.positive_int(raw, "max_position_embeddings", 131072),
+        rms_norm_eps=keys.positive_number(raw, "rms_norm_eps", 1e-6),
+        hidden_act=keys.activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
+        tie_word_embeddings=keys.flag(raw, "tie_word_embeddings", True),
+        **attention_bias(raw),
+        post_norm=True,
+        qk_norm="one",
+        value_norm=True,
+        attention_scale=1.0,
+        embedding_scale=shape["hidden_size"] ** 0.5,
+        scalar=True,
+        logit_softcap=_cap(raw, "final_logit_softcapping", None),
+        layers=per_layer(
+            window=windows,
+            rope_theta=[thetas[not window] for window in windows],
+            rope_scaling=[UNSCALED if window else scaling for window in windows],
+            head_dim=[shape["head_dim"] if window else own["head_dim"] for window in windows],
+            num_key_value_heads=[shape["num_key_value_heads"] if window else own["kv_heads"] for window in windows],
+        ),
+    )
+
+
+def _rope_of_kinds(raw: Raw, head_dim: int) -> tuple[RopeScaling, list[float]]:
+    """The scaling of layers without a window, and the bases of those with one and without."""
+    rope = raw.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or not rope.keys() <= {"full_attention", "sliding_attention"}:
+        raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
+    local = rope.get("sliding_attention") or {}
+    full = rope.get("full_attention") or {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    keys.only({"rope_type": keys.rope_type(local)}, "rope_type", "default")
+    keys.only({"rope_type": keys.rope_type(full)}, "rope_type", "proportional")
+    thetas = [keys.positive_number(part, "rope_theta", base) for part, base in ((local, 1e4), (full, 1e6))]
+    return keys.proportional(full, head_dim), thetas
+
+
+def _of_full_layers(raw: Raw, windows: tuple[int, ...], shape: Raw) -> Raw:
+    """Head size and number of key/value heads of the layers without a window, in both spellings."""
+    given = raw.get("per_layer_config")
+    usual = shape["num_key_value_heads"]
+    if given is None:
+        count = "num_global_key_value_heads" if keys.flag(raw, "attention_k_eq_v", False) else "num_key_value_heads"
+        heads = keys.positive_int(raw, count, usual)
+        return {"head_dim": keys.positive_int(raw, "global_head_dim", 512), "kv_heads": heads}
+    known = {int(number): part for number, part in given.items()} if isinstance(given, dict) else {}
+    parts = [known.get(layer) for layer, window in enumerate(windows) if not window]
+    if len(parts) != len(known) or not isinstance(parts[0], dict) or any(part != parts[0] for part in parts):
+        raise ModelError(
+            f"per_layer_config is {short_repr(given)}, but must say the same of each layer without a window"
+        )
+    return {
+        "head_dim": keys.positive_int(parts[0], "head_dim", shape["head_dim"]),
+        "kv_heads": keys.positive_int(parts[0], "num_key_value_heads", usual),
+    }
+
+
+def gemma4_names(raw: Raw, config: DecoderConfig) -> Names:
+    """Layers without a window take their keys for values where the config says so."""
+    if not raw.get("attention_k_eq_v"):
+        return {}
+    full = [number for number in range(config.num_hidden_layers) if not config.layer(number).window]
+    return {
+        f"layers.{number}.mixer.qkv.{part}": tuple(f"model.layers.{number}.self_attn.{x}_proj.{part}" for x in "qkk")
+        for number in full
+        for part in ("weight", "bias")
+    }
