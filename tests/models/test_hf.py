@@ -252,9 +252,7 @@ def test_directories_load_through_transformers(tmp_path: Path) -> None:
     model = build("Apertus", vocab_size=270)
     model.save_pretrained(tmp_path)
     byte_level().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(
-        ModelError, match=r"architecture 'apertus' is not supported.*transformers may run it: give hf:"
-    ):
+    with pytest.raises(ModelError, match=r"architecture 'apertus' is not supported.*transformers may run it: give hf:"):
         draftwood.load(str(tmp_path))
     engine = draftwood.load(f"hf:{tmp_path}", draft=f"hf:{tmp_path}", device="cpu")
     result = engine.generate(
