@@ -136,6 +136,7 @@ class GenerationBuilder:
             stream,
             request.cancelled,
             request.min_new_tokens,
+            request.include_stop_str_in_output,
         )
 
     def _encoded(self, text: str) -> list[int]:
@@ -171,6 +172,7 @@ class GenerationBuilder:
             max_slots=len(request.prompt) + request.max_new_tokens + SHORT_RUN,
             prompt=request.prompt,
             follows_load=generation.depth.needs >= LOAD,
+            priority=request.priority,
         )
         if call is not None:
             task.call = call

@@ -187,7 +187,10 @@ class Engine:
         mapping of them or a SamplingParams. The same `seed` gives the same text. Output ends at EOS or one of
         `stop_token_ids`, at a `stop` string, after `max_new_tokens` or where the context ends; the first
         `min_new_tokens` tokens are none that would end it, and `ignore_eos` goes on behind an end token. Special tokens
-        have no text, unless `skip_special_tokens` is False.
+        have no text, unless `skip_special_tokens` is False; stop strings are no part of the text, unless
+        `include_stop_str_in_output` is True. `bad_words` are never generated, as far as they are spelled in their own
+        tokens, and only `allowed_token_ids` are, if there are any. Of requests that wait, those with the smallest
+        `priority` begin first.
         `structured` says what the text must be ({"json_schema": ...}, {"json_object": True}, {"regex": ...},
         {"choice": [...]} or {"grammar": ...}). `top_logprobs` asks for the most probable tokens at each place.
         `cancelled` is asked once per round, in the thread that computes. Raises RequestError or ConfigurationError

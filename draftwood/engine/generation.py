@@ -58,8 +58,10 @@ class Generation:
         params, model = self.request.params, self.target.model
         self.streams = Streams(self.request.seed)
         least, ends = self.request.min_new_tokens, self.request.end_tokens
-        if params.edits_logits or least:
-            self.edit = Penalties(params, model.vocab_size, len(self.request.prompt), model.device, least, ends)
+        allowed, bad_words = self.request.allowed_token_ids, self.request.bad_words
+        if params.edits_logits or least or allowed is not None or bad_words:
+            size = len(self.request.prompt)
+            self.edit = Penalties(params, model.vocab_size, size, model.device, least, ends, allowed, bad_words)
         if self.request.grammar is not None:
             self.grammar = self.request.grammar()
             self.edit = self.grammar if self.edit is None else chained(self.edit, self.grammar)

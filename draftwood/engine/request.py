@@ -35,6 +35,10 @@ class MoreOptions(TypedDict, total=False):
     top_logprobs: int
     ignore_eos: bool
     skip_special_tokens: bool
+    include_stop_str_in_output: bool
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int] | None
+    priority: int
     structured: Structured | Mapping[str, Any] | None
     cancelled: Callable[[], bool] | None
 
@@ -60,6 +64,10 @@ DEFAULTS: dict[str, Any] = {  # of all options, in the order in which signatures
     "top_logprobs": 0,
     "ignore_eos": False,
     "skip_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "bad_words": (),
+    "allowed_token_ids": None,
+    "priority": 0,
     "structured": None,
     "cancelled": None,
 }
@@ -100,4 +108,8 @@ class Request:
     cancelled: Callable[[], bool] | None
     structured: Structured | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()  # tokens of each
+    allowed_token_ids: frozenset[int] | None = None  # None: all
+    priority: int = 0  # smaller ones begin first
     grammar: Callable[[], Grammar] | None = None  # begins to follow the grammar of `structured`

@@ -117,7 +117,8 @@ class RequestParser:
         if not isinstance(stop_ids, Sequence):
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
         ends |= {check_int("stop_token_ids", token, 0) for token in stop_ids}
-        self._check_tokens(sampling, ends, min_new_tokens)
+        bad_words, allowed = self._bad_words(options.get("bad_words", ())), self._allowed(options)
+        self._check_tokens(sampling, ends, min_new_tokens, bad_words, allowed)
         structured = self.structured(options)
         return Request(
             prompt=tuple(tokens),
@@ -132,6 +133,10 @@ class RequestParser:
             cancelled=cancelled,
             structured=structured,
             skip_special_tokens=_flag(options, "skip_special_tokens", True),
+            include_stop_str_in_output=_flag(options, "include_stop_str_in_output", False),
+            bad_words=bad_words,
+            allowed_token_ids=allowed,
+            priority=check_int("priority", options.get("priority", 0)),
             grammar=None if structured is None else self.grammar(structured),
         )
 
@@ -145,16 +150,39 @@ class RequestParser:
 
     def _stops(self, stop: Any) -> tuple[str, ...]:
         """Stop strings, checked."""
-        stops = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
-            raise RequestError(f"stop is {short_repr(stop)}, but must be a string or a list of strings")
-        if "" in stops:
-            raise RequestError("a stop string is empty; leave it out")
-        if stops and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this engine has none")
-        for one in stops:
-            check_text(one, "a stop string")
-        return tuple(stops)
+        return self._texts("stop", "stop string", (stop,) if isinstance(stop, str) else stop)
+
+    def _texts(self, name: str, kind: str, texts: Any) -> tuple[str, ...]:
+        """The texts of an option, checked."""
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(one, str) for one in texts):
+            also = "a string or " if name == "stop" else ""
+            raise RequestError(f"{name} is {short_repr(texts)}, but must be {also}a list of strings")
+        if "" in texts:
+            raise RequestError(f"a {kind} is empty; leave it out")
+        if texts and self.tokenizer is None:
+            raise RequestError(f"{kind}s need a tokenizer, and this engine has none")
+        for one in texts:
+            check_text(one, f"a {kind}")
+        return tuple(texts)
+
+    def _bad_words(self, given: Any) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each bad word, at the start of a text and behind a space."""
+        words = [text for word in self._texts("bad_words", "bad word", given) for text in (word, f" {word.lstrip()}")]
+        assert self.tokenizer is not None or not words
+        found = [tuple(self.tokenizer.encode(word, False)) for word in words] if self.tokenizer is not None else []
+        return tuple(dict.fromkeys(filter(None, found)))
+
+    def _allowed(self, options: Options) -> frozenset[int] | None:
+        """The tokens that a text may have; None: all."""
+        given, vocab = options.get("allowed_token_ids"), self.target.vocab_size
+        if given is None:
+            return None
+        if not isinstance(given, Sequence) or not given:
+            raise RequestError(f"allowed_token_ids is {short_repr(given)}, but must be a list of token ids")
+        allowed = frozenset(check_int("allowed_token_ids", token, 0) for token in given)
+        if (last := max(allowed)) >= vocab:
+            raise RequestError(f"allowed_token_ids has {last}, but the target's ids go from 0 to {vocab - 1}")
+        return allowed
 
     def structured(self, options: Options) -> Structured | None:
         """The structure that the text must have, checked but for the grammar itself; None: any."""
@@ -172,7 +200,14 @@ class RequestParser:
             raise RequestError(f"structured output ends with the end-of-text token; {why}")
         return given
 
-    def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], min_new_tokens: int) -> None:
+    def _check_tokens(
+        self,
+        sampling: SamplingParams,
+        ends: frozenset[int],
+        min_new_tokens: int,
+        bad_words: Sequence[Sequence[int]],
+        allowed: frozenset[int] | None,
+    ) -> None:
         """Refuse ids that the vocabulary does not have, and a request that leaves no token to choose."""
         vocab, bias = self.target.vocab_size, sampling.logit_bias
         bad = next((token for token in bias if not 0 <= token < vocab), None)
@@ -184,8 +219,12 @@ class RequestParser:
         forbidden = {token for token, value in bias.items() if value == -math.inf}
         if len(forbidden) == vocab:
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+        forbidden |= {word[-1] for word in bad_words}
+        forbidden |= set() if allowed is None else set(range(vocab)) - allowed
+        if len(forbidden) == vocab:
+            raise RequestError("bad_words may forbid every token of allowed_token_ids; allow another one")
         if min_new_tokens and len(forbidden | ends) >= vocab:
-            raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
+            raise RequestError("min_new_tokens forbids every token that other options leave; leave at least one")
 
 
 def _flag(options: Mapping[str, Any], name: str, default: bool) -> bool:

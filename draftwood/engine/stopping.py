@@ -45,8 +45,8 @@ class StopStrings:
 class Ending:
     """Follows one request's output and says where it ends.
 
-    `text` is everything before a stop string; `shown` counts its characters that may be streamed already: a tail
-    that could still become a stop string is held back.
+    `text` is everything before a stop string, unless `include_stop` is set; `shown` counts its characters that may be
+    streamed already: a tail that could still become a stop string is held back.
     """
 
     max_new_tokens: int
@@ -55,6 +55,7 @@ class Ending:
     decoder: TextDecoder | None = None
     cancelled: Callable[[], bool] | None = None
     min_new_tokens: int = 0  # stop strings are looked for behind so many tokens
+    include_stop: bool = False  # whether `text` has the stop string, or the token that ended it, too
     text: str = ""
     count: int = 0
     reason: str | None = None
@@ -67,6 +68,8 @@ class Ending:
             self.count += 1
             if token in self.end:
                 self.reason = "eos"
+                if self.include_stop and self.decoder is not None:
+                    self.text += self.decoder.step(token)
                 return kept
             if self.decoder is not None:
                 piece = self.decoder.step(token)
@@ -90,7 +93,7 @@ class Ending:
     def new_text(self) -> str:
         """Text that became certain since the last call."""
         safe = len(self.text)
-        if self.reason is None:
+        if self.reason is None and not self.include_stop:
             safe -= self._held_back()
         piece = self.text[self._streamed : safe]
         self._streamed = max(self._streamed, safe)
@@ -102,9 +105,9 @@ class Ending:
         for stop in self.stop:
             place = self.text.find(stop, max(self._first, before - len(stop) + 1))
             if place >= 0:
-                places.append(place)
+                places.append((place, place + len(stop) if self.include_stop else place))
         if places:
-            self.text = self.text[: min(places)]
+            self.text = self.text[: min(places)[1]]
         return bool(places)
 
     def _held_back(self) -> int:

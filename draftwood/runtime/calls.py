@@ -50,8 +50,8 @@ class Calls:
     def next(self, waiting: Collection[Task[Any]], active: Sequence[Task[Any]]) -> Task[Any] | None:
         """The waiting task to begin: the first one of the call that has fewest active; None: there is no place.
 
-        A task that was put back is before all others. The first task of a call needs no place among the tasks, only
-        its call one among the calls.
+        Of several priorities the smallest one counts first. A task that was put back is before all others. The first
+        task of a call needs no place among the tasks, only its call one among the calls.
         """
         full = len(active) >= self.running
         if not waiting or (full and len({task.call for task in active}) >= self.running):
@@ -59,7 +59,7 @@ class Calls:
         running = Counter([task.call for task in active])
         best = next(iter(waiting))
         if not best.preempted:
-            best = min(waiting, key=lambda task: running[task.call])
+            best = min(waiting, key=lambda task: (task.priority, running[task.call]))
         return None if full and running[best.call] else best
 
     def after_fork(self) -> None:

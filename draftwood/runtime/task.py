@@ -25,6 +25,7 @@ class Task(Generic[Event]):
     first_slots: int  # cache slots that it needs to begin, or to begin again: the tokens of its prompt
     max_slots: int  # cache slots that it may hold at once in the end
     prompt: Sequence[int] = ()  # its tokens, where other tasks of its call may begin with the same
+    priority: int = 0  # of waiting tasks those with the smallest one begin first
     follows_load: bool = False  # whether its drafts depend on how many requests run
     call: object = field(default_factory=object)  # requests with the same one share the machine with others as one
     wake: Callable[[], object] | None = None  # called by the thread that steps, at the end or at each event

@@ -16,8 +16,10 @@ from draftwood.sampling.params import SamplingParams
 class Penalties:
     """Repetition, presence and frequency penalties and logit bias for one request, each node seeing its own path only.
 
-    The tokens `late` are impossible among the first `least` generated ones. Keeps counts of the trunk's tokens and adds
-    those of a node's ancestors, so that the prefix is never re-counted; of a row only those tokens' logits are touched.
+    The tokens `late` are impossible among the first `least` generated ones, all but `allowed` (None: all) are always,
+    and the last token of each of the `bad_words` is behind the others of it. Keeps counts of the trunk's tokens and
+    adds those of a node's ancestors, so that the prefix is never re-counted; of a row only those tokens' logits are
+    touched.
     """
 
     def __init__(
@@ -28,6 +30,8 @@ class Penalties:
         device: torch.device,
         least: int = 0,
         late: Collection[int] = (),
+        allowed: Collection[int] | None = None,
+        bad_words: Collection[tuple[int, ...]] = (),
     ) -> None:
         self.params = params
         self.least, self.late = least, [token for token in late if token < vocab_size]
@@ -39,6 +43,12 @@ class Penalties:
         biases = params.logit_bias
         self._biased = torch.tensor(list(biases), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(biases.values()), device=device)
+        self._never: Tensor | None = None  # [V]: tokens that are impossible everywhere
+        if allowed is not None or bad_words:
+            self._never = torch.full((vocab_size,), allowed is not None, device=device)
+            self._never[list(allowed or ())] = False
+            self._never[[word[0] for word in bad_words if len(word) == 1]] = True
+        self._bad_words = [(list(word[:-1]), word[-1]) for word in bad_words if len(word) > 1]
 
     def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
         """Edited copy of logits [len(nodes), V], whose rows predict the token after each node."""
@@ -58,7 +68,17 @@ class Penalties:
         early = [row for row, node in enumerate(nodes) if forest.position(node) + 1 < self.prompt_length + self.least]
         if early and self.late:
             logits[torch.tensor(early, device=logits.device)[:, None], self.late] = -torch.inf
+        if self._never is not None:
+            logits.masked_fill_(self._never, -torch.inf)
+        for row, node in zip(logits, nodes, strict=True) if self._bad_words else ():
+            text = self._generated(forest, node)
+            row[[last for first, last in self._bad_words if text[-len(first) :] == first]] = -torch.inf
         return logits
+
+    def _generated(self, forest: Forest, node: int) -> list[int]:
+        """The generated tokens down to a node, whose path may begin with the end of the prompt."""
+        path = [forest.token[one] for one in forest.path(node)]
+        return [*forest.trunk[self.prompt_length :], *path[max(0, self.prompt_length - len(forest.trunk)) :]]
 
     def _counted(self, forest: Forest, node: int) -> tuple[list[int], list[float]]:
         """The tokens from the trunk down to a node, and how often each was generated, in the trunk too."""

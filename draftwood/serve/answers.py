@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from draftwood.core.records import TopLogprobs
 from draftwood.engine.results import GenerationResult
+from draftwood.engine.scoring import PromptScores
 from draftwood.models.text.replies import ReplyForm, ReplyReader
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 
@@ -87,14 +88,42 @@ class TextOffsets:
         return certain
 
 
-@dataclass(slots=True)
-class CompletionForm:
-    """/v1/completions; `logprobs` says whether they were asked for. Offsets go on from chunk to chunk."""
+@dataclass(slots=True, kw_only=True)
+class _Form:
+    """What all endpoints' forms have."""
+
+    spell: Spell
+    logprobs: bool  # whether they were asked for
+    ids: bool = False  # whether token ids are named
+    prompt_scores: Sequence[PromptScores] = ()  # where the prompts' log-probabilities were asked for
+
+    @property
+    def prompt_size(self) -> int:
+        """The number of log-probabilities of prompts."""
+        return sum(len(one.tokens) + sum(map(len, one.top_logprobs)) for one in self.prompt_scores)
+
+    def prompt_logprobs(self, scores: PromptScores) -> list[dict[str, Any] | None]:
+        """Log-probabilities of a prompt's tokens and of the most probable ones, by id, as vLLM reports them."""
+        found: list[dict[str, Any] | None] = []
+        for token, logprob, top in zip(scores.tokens, scores.logprobs, scores.top_logprobs, strict=True):
+            ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
+            entries: dict[int, tuple[float | None, int | None]] = {token: (logprob, None), **ranked}
+            found.append(
+                None
+                if logprob is None
+                else {
+                    str(id): {"logprob": finite(value), "rank": rank, "decoded_token": self.spell([id])}
+                    for id, (value, rank) in entries.items()
+                }
+            )
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionForm(_Form):
+    """/v1/completions. Offsets go on from chunk to chunk."""
 
     tokenizer: Tokenizer
-    spell: Spell
-    logprobs: bool
-    ids: bool = False  # whether token ids are named
     prefix: str = "cmpl-"
     object: str = "text_completion"
     chunk: str = "text_completion"
@@ -111,7 +140,13 @@ class CompletionForm:
         }
 
     def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
-        return self.choice(index, piece)
+        return without_prompt(self.choice(index, piece), first)
+
+    def add_prompt_logprobs(self, document: dict[str, Any], choices: Sequence[dict[str, Any]], n: int) -> None:
+        """Add those of the prompts, where they were asked for; `n` choices are of each."""
+        tables = [self.prompt_logprobs(scores) for scores in self.prompt_scores]
+        for choice in choices if tables else ():
+            choice["prompt_logprobs"] = tables[choice["index"] // n]
 
     def _logprobs(self, index: int, piece: Piece) -> dict[str, Any]:
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -127,14 +162,11 @@ class CompletionForm:
         return lists
 
 
-@dataclass(slots=True)
-class ChatForm:
+@dataclass(slots=True, kw_only=True)
+class ChatForm(_Form):
     """/v1/chat/completions; `reply` says how thoughts and calls of tools are found in a text, if they are."""
 
     tokenizer: Tokenizer
-    spell: Spell
-    logprobs: bool
-    ids: bool = False  # whether token ids are named
     prefix: str = "chatcmpl-"
     object: str = "chat.completion"
     chunk: str = "chat.completion.chunk"
@@ -142,6 +174,7 @@ class ChatForm:
     reply: ReplyForm | None = None
     several: bool = True  # calls in one answer
     older: bool = False  # calls are named as before there were tools
+    piecewise: bool = True  # whether arguments of calls grow from part to part
     readers: dict[int, ReplyReader] = field(default_factory=dict)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -154,26 +187,37 @@ class ChatForm:
     def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
         content, more, finish = self.parts(index, piece)
         delta = {"role": "assistant", "content": content} if first else {"content": content}
-        return {"index": index, "delta": {**delta, **more}, **self._rest(piece), "finish_reason": finish}
+        made = {"index": index, "delta": {**delta, **more}, **self._rest(piece), "finish_reason": finish}
+        return without_prompt(made, first)
+
+    def add_prompt_logprobs(self, document: dict[str, Any], choices: Sequence[dict[str, Any]], n: int) -> None:
+        """Add those of the conversation, where they were asked for."""
+        for scores in self.prompt_scores:
+            document["prompt_logprobs"] = self.prompt_logprobs(scores)
 
     def parts(self, index: int, piece: Piece) -> ReplyFields:
-        """The text of a piece, other fields that it adds to a message, and why the message ends."""
+        """The text of a piece, other fields that it adds to a message, and why the message ends.
+
+        What goes on with the arguments of an earlier part's call has neither its name nor its id.
+        """
         if self.reply is None:
             return piece.text, {}, piece.finish
         if index not in self.readers:
-            self.readers[index] = self.reply.reader(piece.before, self.several)
+            self.readers[index] = self.reply.reader(piece.before, self.several, self.piecewise)
         reader = self.readers[index]
+        place = reader.count - 1
         parts = reader.feed(piece.text, piece.finish is not None)
-        first = reader.count - len(parts.calls)
-        functions = [{"name": name, "arguments": arguments} for name, arguments in parts.calls]
         more: dict[str, Any] = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
-        if functions and self.older:
-            more["function_call"] = functions[0]
-        elif functions:
-            more["tool_calls"] = [
-                {"index": place, "id": secrets.token_hex(5)[:9], "type": "function", "function": function}
-                for place, function in enumerate(functions, first)
-            ]
+        calls: list[dict[str, Any]] = []
+        for name, arguments in parts.calls:
+            place += bool(name)
+            begun = {"id": secrets.token_hex(5)[:9], "type": "function"} if name else {}
+            named = {"name": name} if name else {}
+            calls.append({"index": place, **begun, "function": {**named, "arguments": arguments}})
+        if calls and self.older:
+            more["function_call"] = calls[0]["function"]
+        elif calls:
+            more["tool_calls"] = calls
         called = piece.finish == "stop" and reader.count
         ended = ("function_call" if self.older else "tool_calls") if called else piece.finish
         return parts.content, more, ended
@@ -201,6 +245,13 @@ Form: TypeAlias = CompletionForm | ChatForm  # an endpoint's way to write choice
 def named_ids(asked: bool, piece: Piece) -> dict[str, Any]:
     """A piece's token ids, and those of its prompt, as vLLM reports them."""
     return {"token_ids": list(piece.tokens), "prompt_token_ids": list(piece.before)} if asked else {}
+
+
+def without_prompt(choice: dict[str, Any], first: bool) -> dict[str, Any]:
+    """A chunk of a choice, of which the first alone names the ids of the prompt."""
+    if not first:
+        choice.pop("prompt_token_ids", None)
+    return choice
 
 
 def finite(value: float | None) -> float | None:

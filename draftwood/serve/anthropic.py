@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse, Response
 from draftwood.serve.answers import ReplyFields
 from draftwood.serve.completions import chat_parts, chat_request, prepared_chat, whole_chat
 from draftwood.serve.conversation import conversation_of
-from draftwood.serve.protocol import MAX_MESSAGE_PARTS, MAX_MESSAGES, MAX_TOOLS, Every, Loose, Name, StopText, Text
+from draftwood.serve.fields import Every, Loose, Name, StopText, Text
+from draftwood.serve.messages import MAX_MESSAGE_PARTS, MAX_MESSAGES, MAX_TOOLS
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
 
@@ -56,6 +57,8 @@ class CountRequest(Loose):
         }
         for turn in self.messages:
             found["messages"] += _messages(turn)
+        if self.messages[-1].role == "assistant":  # the reply goes on with it
+            found["continue_final_message"] = True
         if self.tools:
             found["tools"] = [
                 {
@@ -120,7 +123,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
             await run.start_for(request)
             return EventStream(_events(run, chat_parts(run, form), head), run)
         content, more, finish = await unless_gone(request.receive, whole_chat(run, form))
-        blocks = [block | filled for block, filled in _blocks(content, more)]
+        blocks = [block | _filled(block, text) for block, text in _blocks(content, more) if block is not None]
         document = {
             **head,
             "content": blocks,
@@ -140,17 +143,23 @@ def add_messages(app: FastAPI, service: Service) -> None:
         return JSONResponse({"input_tokens": len(tokens)})
 
 
-def _blocks(content: str, more: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The blocks of a message's part, each empty, and what fills it."""
-    blocks: list[tuple[dict[str, Any], dict[str, Any]]] = []
+def _blocks(content: str, more: Mapping[str, Any]) -> list[tuple[dict[str, Any] | None, str]]:
+    """The blocks of a message's part, each empty, and the text that fills it; None: the call before goes on."""
+    blocks: list[tuple[dict[str, Any] | None, str]] = []
     if thought := more.get("reasoning_content"):
-        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, {"thinking": thought}))
+        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, thought))
     if content:
-        blocks.append(({"type": "text", "text": ""}, {"text": content}))
+        blocks.append(({"type": "text", "text": ""}, content))
     for call in more.get("tool_calls", ()):
-        begun = {"type": "tool_use", "id": f"toolu_{call['id']}", "name": call["function"]["name"], "input": {}}
-        blocks.append((begun, {"input": json.loads(call["function"]["arguments"])}))
+        begun = None
+        if "id" in call:
+            begun = {"type": "tool_use", "id": f"toolu_{call['id']}", "name": call["function"]["name"], "input": {}}
+        blocks.append((begun, call["function"]["arguments"]))
     return blocks
+
+
+def _filled(block: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"input": json.loads(text)} if block["type"] == "tool_use" else {block["type"]: text}
 
 
 def _end(run: RequestRun, finish: str | None) -> dict[str, Any]:
@@ -175,16 +184,16 @@ async def _events(run: RequestRun, parts: AsyncIterator[ReplyFields], head: dict
         index, kind, finish = -1, "", None
         async for content, more, ended in parts:
             finish = ended
-            for block, filled in _blocks(content, more):
-                if block["type"] != kind or kind == "tool_use":
+            for block, text in _blocks(content, more):
+                if block is not None and (block["type"] != kind or kind == "tool_use"):
                     if kind:
                         yield _event("content_block_stop", index=index)
                     index, kind = index + 1, block["type"]
                     yield _event("content_block_start", index=index, content_block=block)
                 if kind == "tool_use":
-                    delta = {"type": "input_json_delta", "partial_json": json.dumps(filled["input"])}
+                    delta = {"type": "input_json_delta", "partial_json": text}
                 else:
-                    delta = {"type": f"{kind}_delta", **filled}
+                    delta = {"type": f"{kind}_delta", kind: text}
                 yield _event("content_block_delta", index=index, delta=delta)
         if kind:
             yield _event("content_block_stop", index=index)

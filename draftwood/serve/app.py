@@ -27,6 +27,7 @@ from draftwood.serve.anthropic import add_messages
 from draftwood.serve.completions import add_completions
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, error_response, validation_error
+from draftwood.serve.llama_cpp import add_llama_cpp
 from draftwood.serve.middleware import RequestMiddleware
 from draftwood.serve.ollama import add_ollama
 from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
@@ -92,6 +93,7 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     add_responses(app, service)
     add_messages(app, service)
     add_ollama(app, service)
+    add_llama_cpp(app, service)
     _add_tokens(app, service)
     _add_metrics(app, service)
     add_rounds(app, service)
@@ -191,20 +193,31 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             conversation, variables, _ = conversation_of(service, body, body.messages)
             read = partial(service.tokenizer.chat, max_tokens=context, **variables)
             return await service.conversations.run(read, conversation)
+        if body.content is not None:  # without special tokens, unless they are asked for
+            return await service.texts.run(service.tokenizer.encode, body.content, body.add_special is True, context)
         return await service.texts.run(
             service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False, context
         )
 
+    def piece(token: int) -> dict[str, Any]:
+        """A token with its text, or the bytes of a part of a character."""
+        known = service.tokenizer.known(token)
+        return {"id": token, "piece": known.text if known.part is None else list(known.part)}
+
     async def tokenized(body: TokenizeRequest) -> Response:
         tokens = await ids(body)
-        document = {"count": len(tokens), "max_model_len": context, "tokens": tokens}
-        return await service.answers.answer(lambda: document, len(tokens))
+        about = {"count": len(tokens), "max_model_len": context}
+
+        def document() -> dict[str, Any]:
+            return {**about, "tokens": [piece(token) for token in tokens] if body.with_pieces else tokens}
+
+        return await service.answers.answer(document, len(tokens))
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Ids of a text or a conversation."""
         check_model(service, body.model)
-        if (body.prompt is None) == (body.messages is None):
+        if [body.prompt, body.messages, body.content].count(None) != 2:
             raise ApiError(400, "give prompt, a text, or messages, a conversation", "prompt")
         return await unless_gone(request.receive, tokenized(body))
 
@@ -218,7 +231,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if (last := max(body.tokens, default=0)) >= vocab:
             raise ApiError(400, f"there is no token {last}; ids go from 0 to {vocab - 1}", "tokens")
         text = await unless_gone(request.receive, service.texts.run(service.tokenizer.decode, body.tokens))
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
 
 
 def _add_metrics(app: FastAPI, service: Service) -> None:

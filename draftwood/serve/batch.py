@@ -23,8 +23,8 @@ from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.serve.app import create_app
 from draftwood.serve.asgi import post_json
+from draftwood.serve.fields import Body, Name
 from draftwood.serve.numbered_output import NumberedOutput, OutputFormat, pyarrow
-from draftwood.serve.protocol import Body, Name
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 from draftwood.util import config

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from itertools import chain, starmap
 from typing import Any
@@ -21,7 +22,7 @@ from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece, Reply
 from draftwood.serve.conversation import call_grammar, conversation_of
 from draftwood.serve.errors import ApiError, validation_error
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
-from draftwood.serve.request_mapping import RequestPlan, plan_request
+from draftwood.serve.request_mapping import RequestPlan, plan_request, prompts_of
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
 
@@ -34,16 +35,23 @@ def add_completions(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or several."""
         check_model(service, body.model)
-        form = CompletionForm(service.tokenizer, service.spell, body.logprobs is not None, bool(body.return_token_ids))
+        form = CompletionForm(
+            tokenizer=service.tokenizer,
+            spell=service.spell,
+            logprobs=body.logprobs is not None,
+            ids=bool(body.return_token_ids),
+        )
         echoed: list[Piece] = []
         if body.max_tokens == 0 and (body.stream or not body.echo):
             raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
         plan = plan_request(service, body, body.prompts)
+        prompts, form.prompt_scores = await unless_gone(request.receive, prompts_of(service, body, body.prompts))
+        plan = replace(plan, prompts=prompts)
         if body.echo:
-            scores = await unless_gone(request.receive, service.scores(body.prompts, body.logprobs))
+            scores = await unless_gone(request.receive, service.scores(prompts, body.logprobs))
             texts = [
-                prompt if isinstance(prompt, str) else await service.prompts.run(service.echo, prompt)
-                for prompt in body.prompts
+                prompt if isinstance(prompt, str) else await service.prompts.run(service.echo, score.tokens)
+                for prompt, score in zip(prompts, scores, strict=True)
             ]
             echoed = [
                 Piece(text, score.tokens, score.logprobs, score.top_logprobs)
@@ -51,6 +59,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
             ]
         if body.max_tokens == 0:
             head, size = _head(form.prefix, request, service), body.choices * sum(piece.size for piece in echoed)
+            size += form.prompt_size
             return await service.answers.answer(lambda: _prompts_alone(head, form, body, echoed), size)
         return await _answer(service, request, body, form, plan, echoed)
 
@@ -68,12 +77,20 @@ def add_completions(app: FastAPI, service: Service) -> None:
 async def prepared_chat(service: Service, request: Request, body: ChatRequest) -> tuple[ChatForm, RequestPlan]:
     """How a conversation is answered, and the generations that do."""
     talk, variables, reply = conversation_of(service, body, body.messages, body.tool_choice != "none")
-    form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs), bool(body.return_token_ids))
+    form = chat_form(service, body)
     if reply.tools or reply.thought:
         form.reply, form.several = reply, body.parallel_tool_calls is not False and body.functions is None
         form.older = body.functions is not None
     calls = await unless_gone(request.receive, call_grammar(service, body, reply, talk, variables))
-    return form, plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+    plan = plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+    prompts, form.prompt_scores = await unless_gone(request.receive, prompts_of(service, body, [talk], variables))
+    return form, replace(plan, prompts=prompts)
+
+
+def chat_form(service: Service, body: ChatRequest) -> ChatForm:
+    """How a reply is written that has neither thoughts nor calls."""
+    logprobs, ids = bool(body.logprobs), bool(body.return_token_ids)
+    return ChatForm(tokenizer=service.tokenizer, spell=service.spell, logprobs=logprobs, ids=ids)
 
 
 def chat_request(service: Service, given: dict[str, Any], model: str | None) -> ChatRequest:
@@ -136,6 +153,7 @@ def _prompts_alone(
         piece.finish = "length"
     repeated = [piece for piece in echoed for _ in range(body.choices)]
     choices = [form.choice(index, piece) for index, piece in enumerate(repeated)]
+    form.add_prompt_logprobs({}, choices, body.choices)
     read = sum(len(piece.tokens) for piece in echoed)
     usage = {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
     return {**head, "object": form.object, "choices": choices, "usage": usage}
@@ -150,9 +168,11 @@ async def _whole_answer(run: RequestRun, form: Form, head: dict[str, Any], echoe
 
     def document() -> dict[str, Any]:
         written = [form.choice(index, piece) for index, piece in choices]
-        return {**head, "object": form.object, "choices": written, **summary}
+        made = {**head, "object": form.object, "choices": written, **summary}
+        form.add_prompt_logprobs(made, written, run.plan.n)
+        return made
 
-    return await run.service.answers.answer(document, sum(piece.size for _, piece in choices))
+    return await run.service.answers.answer(document, sum(piece.size for _, piece in choices) + form.prompt_size)
 
 
 async def _chunks(

@@ -6,7 +6,8 @@ from typing import Any
 
 from draftwood.models.text.replies import ReplyForm
 from draftwood.serve.errors import ApiError
-from draftwood.serve.protocol import ChatMessage, ChatRequest, Conversation, ToolChoice
+from draftwood.serve.messages import ChatMessage, Conversation, ToolChoice
+from draftwood.serve.protocol import ChatRequest
 from draftwood.serve.service import Service
 
 

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from draftwood.serve.answers import ReplyFields
 from draftwood.serve.completions import chat_parts, chat_request, prepared_chat, whole_chat
-from draftwood.serve.protocol import MAX_MESSAGES, MAX_TOOLS, Every, Loose, Name, Text, Tool
+from draftwood.serve.fields import Every, Loose, Name, Text
+from draftwood.serve.messages import MAX_MESSAGES, MAX_TOOLS, Tool
 from draftwood.serve.request_run import EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
 
@@ -27,6 +28,12 @@ OPTIONS = {  # of Ollama's `options` -> ours; the others are about how a model i
 LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
 
 
+def no_images(images: Any) -> Any:
+    """Raise ValueError where there are any."""
+    if images:
+        raise ValueError("images cannot be read, since this server's models read text alone; leave them out")
+
+
 class OllamaRequest(Loose):
     """What both requests for text have."""
 
@@ -36,7 +43,7 @@ class OllamaRequest(Loose):
     options: dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     system: Text | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Annotated[Any, AfterValidator(no_images)] = None
 
     def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The same as fields of /v1/chat/completions."""
@@ -50,11 +57,16 @@ class OllamaRequest(Loose):
         elif self.think is not None:
             found["reasoning_effort"] = self.think
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        if messages[-1].get("role") == "assistant":  # the reply goes on with it
+            found["continue_final_message"] = True
         return {**found, "messages": [*system, *messages]}
 
 
 class OllamaChatRequest(OllamaRequest):
-    messages: Annotated[Every[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        Every[Annotated[dict[str, Any], AfterValidator(lambda one: no_images(one.get("images")) or one)]],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
     tools: Annotated[Every[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
 
@@ -83,6 +95,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
 
     async def answer(body: OllamaRequest, request: Request, given: dict[str, Any], key: str) -> Response:
         form, plan = await prepared_chat(service, request, chat_request(service, given, named(body.model)))
+        form.piecewise = False
         run = RequestRun(service, plan, request.state.logged)
         if body.stream:
             await run.start_for(request)

@@ -1,81 +1,32 @@
-"""The bodies of requests, with OpenAI's and vLLM's names. Unknown fields are errors; null is as an absent field."""
+"""The bodies of requests, with OpenAI's and vLLM's names."""
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from draftwood.serve.fields import (
+    MAX_TOP_LOGPROBS,
+    Body,
+    Every,
+    Name,
+    Penalty,
+    Schema,
+    StopText,
+    Text,
+    Tokens,
+    max_entries,
+)
+from draftwood.serve.messages import MAX_TOOLS, Conversation, Function, Messages, NamedFunction, Tool, ToolChoice
 
 MAX_CHOICES = 128  # of a request, over all of its prompts
-MAX_TOP_LOGPROBS = 20  # log-probabilities at each place
-MAX_MESSAGES = 1 << 14
-MAX_MESSAGE_PARTS = 1 << 10  # of a message
-MAX_TOOLS = 256
-MAX_TEMPLATE_VARIABLES = 64
-
-
-def _max_entries(limit: int) -> BeforeValidator:
-    """Refuses a larger mapping before its entries are looked at, each of which may be wrong."""
-
-    def check(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > limit:
-            raise ValueError(f"it has {len(given):,} entries, but at most {limit:,} are taken")
-        return given
-
-    return BeforeValidator(check)
-
-
-T = TypeVar("T")
-Every = Annotated[list[T], Field(fail_fast=True)]  # of a million wrong elements the first one is enough
-
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Token = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Every[Token]
-
-
-def _valid_unicode(text: str) -> str:
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("the text is not valid Unicode: it has half of a surrogate pair")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_valid_unicode)]
-StopText = Annotated[Text, Field(min_length=1, max_length=256)]
-Name = Annotated[Text, Field(max_length=256)]
-
-
-class Body(BaseModel):
-    """A JSON object without other fields than these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_unknown(cls, given: Any) -> Any:
-        """Keep one of many unknown fields, which is enough for the error."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(name for name in given if name not in known)
-        return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-def _writable(schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        _valid_unicode(json.dumps(schema, ensure_ascii=False))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    return schema
-
-
-Schema = Annotated[dict[str, Any], AfterValidator(_writable)]
 
 
 class JsonSchema(Body):
@@ -130,7 +81,7 @@ class GenerationRequest(TextRequest):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], _max_entries(1024)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], max_entries(1024)] | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -141,7 +92,13 @@ class GenerationRequest(TextRequest):
     guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=256)] | None = None
+    allowed_token_ids: Annotated[Tokens, Field(min_length=1, max_length=1 << 18)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
 
     @property
     def structured(self) -> list[dict[str, Any]]:
@@ -220,140 +177,17 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
-def _is_text(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and any(word in kind for word in ("image", "audio", "video", "file")):
-        raise ValueError(f"{kind[:40]} cannot be read, since this server's models read text alone; leave it out")
-    return part
+class IgnoredFields(Body):
+    """OpenAI's fields that say nothing to the model."""
+
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
 
 
-class Loose(Body):
-    """An object whose other fields say nothing to the model, such as those that clients keep in answers."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class TextPart(Loose):
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: Text | None = None
-    refusal: Text | None = None
-
-
-class CalledFunction(Loose):
-    name: Name
-    arguments: Text | dict[str, Any] | None = None
-
-    @property
-    def given(self) -> Any:
-        """The arguments as templates take them."""
-        try:
-            return json.loads(self.arguments or "{}") if not isinstance(self.arguments, dict) else self.arguments
-        except (ValueError, RecursionError):
-            return self.arguments
-
-
-class ToolCall(Loose):
-    id: Name | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunction
-
-
-class ChatMessage(Loose):
-    """A message; answers may be sent back as they came, and as clients write them down."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: (
-        Text
-        | Annotated[Every[Annotated[TextPart, BeforeValidator(_is_text)]], Field(max_length=MAX_MESSAGE_PARTS)]
-        | None
-    ) = None
-    name: Text | None = None
-    reasoning_content: Text | None = None
-    tool_calls: Annotated[Every[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: Name | None = None
-    function_call: CalledFunction | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text or part.refusal or "" for part in content)
-        if self.role in ("assistant", "tool", "function"):
-            content = content or ""  # as in an answer without text
-        calls = list(self.tool_calls or ())
-        if self.function_call is not None:
-            calls.append(ToolCall(function=self.function_call))
-        written = [
-            {"id": one.id, "type": "function", "function": {"name": one.function.name, "arguments": one.function.given}}
-            for one in calls
-        ]
-        return {
-            "role": {"developer": "system", "function": "tool"}.get(self.role, self.role),
-            "content": content,
-            "name": self.name,
-            "reasoning_content": self.reasoning_content,
-            "tool_calls": written or None,
-            "tool_call_id": self.tool_call_id,
-        }
-
-
-class Function(Loose):
-    """What a model may call."""
-
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
-    description: Text | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-
-class Tool(Loose):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Loose):
-    name: Name
-
-
-class ToolChoice(Loose):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-Messages = Annotated[Every[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def _variables(given: dict[str, Any]) -> dict[str, Any]:
-    if len(given) > MAX_TEMPLATE_VARIABLES:
-        raise ValueError(f"it has {len(given):,} entries, but at most {MAX_TEMPLATE_VARIABLES} are taken")
-    if own := given.keys() & {"self", "choices", "messages", "max_tokens", "tools", "documents"}:
-        raise ValueError(f"{min(own)} is no variable that can be set; leave it out")
-    return given
-
-
-class Conversation(Body):
-    """How a conversation becomes text."""
-
-    tools: Annotated[Every[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    chat_template_kwargs: Annotated[Schema, AfterValidator(_variables)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    reasoning_effort: Name | None = None
-
-    @property
-    def functions_offered(self) -> list[dict[str, Any]]:
-        """The tools as templates take them."""
-        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools or ()]
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
-        kept = ("add_generation_prompt", "continue_final_message", "reasoning_effort")
-        named = {name: value for name in kept if (value := getattr(self, name)) is not None}
-        return {**(self.chat_template_kwargs or {}), **named}
-
-
-class ChatRequest(GenerationRequest, Conversation):
+class ChatRequest(GenerationRequest, Conversation, IgnoredFields):
     messages: Messages
     max_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -363,14 +197,9 @@ class ChatRequest(GenerationRequest, Conversation):
     parallel_tool_calls: bool | None = None
     functions: Annotated[Every[Function], Field(max_length=MAX_TOOLS)] | None = None  # the last two's older names
     function_call: Literal["auto", "none"] | NamedFunction | None = None
-    metadata: Any = None  # from here on: fields that say nothing to the model
+    metadata: Any = None
     modalities: list[Literal["text"]] | None = None
     prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
     verbosity: Any = None
 
     @model_validator(mode="after")
@@ -391,36 +220,17 @@ class ChatRequest(GenerationRequest, Conversation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TextFormat(JsonSchema):
-    """The `ResponseFormat` of /v1/responses."""
-
-    type: Literal["text", "json_object", "json_schema"]
-
-
-class TextSettings(Body):
-    format: TextFormat | None = None
-
-
-class ResponseRequest(TextRequest):
-    """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
-
-    input: Text | Messages
-    instructions: Text | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    text: TextSettings | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    store: Literal[False] | None = None
-    metadata: Annotated[dict[Text, Text], _max_entries(64)] | None = None
-
-
 class TokenizeRequest(Conversation):
-    """Text or a conversation."""
+    """Text or a conversation; the last four fields are llama.cpp's."""
 
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+    content: Text | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    parse_special: Literal[True] | None = None
 
 
 class DetokenizeRequest(Body):

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwood.depth import parse_depth
 from draftwood.engine.request import Prompt
+from draftwood.engine.scoring import PromptScores
 from draftwood.errors import DraftwoodError
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod
@@ -66,6 +67,8 @@ def plan_request(
     """
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options are for streams; set stream, or leave them out", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs are not streamed; leave out stream, or them", "prompt_logprobs")
     n, best_of = body.choices, body.best_of or body.choices
     if best_of < n:
         raise ApiError(400, f"best_of is {best_of}, but n, the choices wanted, is {n}; raise it", "best_of")
@@ -95,6 +98,10 @@ def plan_request(
         "ignore_eos": bool(body.ignore_eos),
         "top_logprobs": body.top or 0,
         "skip_special_tokens": body.skip_special_tokens is not False and not special,
+        "include_stop_str_in_output": bool(body.include_stop_str_in_output),
+        "bad_words": body.bad_words or (),
+        "allowed_token_ids": body.allowed_token_ids,
+        "priority": body.priority or 0,
     }
     constraints = body.structured + ([] if calls is None else [{"grammar": calls}])
     if len(constraints) > 1:
@@ -102,6 +109,18 @@ def plan_request(
     for structured in constraints:
         options["structured"] = structured
     return RequestPlan(options, prompts, n, each, method, seed, variables or {})
+
+
+async def prompts_of(
+    service: Service, body: GenerationRequest, prompts: Sequence[Prompt], variables: Mapping[str, Any] | None = None
+) -> tuple[Sequence[Prompt], list[PromptScores]]:
+    """The prompts, as ids where a request cuts them or asks for their log-probabilities, and these."""
+    kept, top = body.truncate_prompt_tokens, body.prompt_logprobs
+    if kept == -1:
+        kept = max(1, service.engine.target.context - (body.limit or 1))
+    if kept is not None or top is not None:
+        prompts = [await service.read(prompt, None, variables, kept) for prompt in prompts]
+    return prompts, [] if top is None else await service.scores(prompts, top)
 
 
 def _check_sequences(service: Service, body: GenerationRequest, width: int, prompts: int, beams: bool) -> None:

@@ -137,15 +137,24 @@ class Service:
         return "".join(map(self.tokenizer.stream().step, prompt))
 
     async def read(
-        self, prompt: Prompt, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        max_tokens: int | None = None,
+        variables: Mapping[str, Any] | None = None,
+        kept: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt, as `Engine.tokens`; RequestError where it is longer than this server takes.
 
-        `variables` are for the chat template of a conversation.
+        `variables` are for the chat template of a conversation. Of a prompt the last `kept` tokens count (None: all).
         """
         if not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int):
-            read = partial(self.tokenizer.chat, max_tokens=self.engine.target.context, **(variables or {}))
+            context = self.engine.target.context if kept is None else None
+            read = partial(self.tokenizer.chat, max_tokens=context, **(variables or {}))
             prompt = await self.conversations.run(read, prompt)
+        elif kept is not None and isinstance(prompt, str):
+            prompt = await self.prompts.run(self.tokenizer.encode, prompt)
+        if kept is not None:
+            prompt = prompt[max(0, len(prompt) - kept) :]
         tokens = await self.prompts.run(self.engine.tokens, prompt, max_tokens)
         if (limit := self.settings.max_prompt_tokens) is not None and len(tokens) > limit:
             raise RequestError(

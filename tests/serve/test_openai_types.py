@@ -15,13 +15,15 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from pydantic import TypeAdapter
 from servers import Running
 
-from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, ResponseRequest
+from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from draftwood.serve.response_request import ResponseRequest
 
 BEYOND = {  # fields that are not OpenAI's: vLLM's, and ours
     *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "speculation"),
     *("use_beam_search", "length_penalty", "early_stopping", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "skip_special_tokens", "return_token_ids"),
-    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "include_stop_str_in_output"),
+    *("bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens", "priority"),
 }
 ASKED = {"n": 2, "seed": 1, "temperature": 0.9, "top_p": 0.9, "stop": ["\n"], "user": "u", "logit_bias": {"5": 1}}
 ASKED |= {"presence_penalty": 0.1, "frequency_penalty": 0.1, "max_tokens": 8}

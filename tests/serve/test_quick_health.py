@@ -18,7 +18,8 @@ from draftwood import load
 from draftwood.engine.request_parser import RequestParser
 from draftwood.models.text.tokenizer import LONG_INPUT, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
-from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
+from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from draftwood.serve.response_request import ResponseRequest
 
 HI = [{"role": "user", "content": "hi"}]
 TEXTS = {

@@ -20,6 +20,11 @@ GENERIC = '{"name": "%s", "arguments": %s}'
 TOLD = 'You can call these functions:\n{}\nTo call one, answer with only {{"name": "...", "arguments": {{...}}}}.'
 SPECIAL = re.compile(r"(<\|[^<>|]*\|>|\[[A-Z_]+\])")  # how special tokens are written
 NAMED = re.compile(r"\s*([\w.-]+)[^{]*(\{.*)", re.DOTALL)  # a name, what stands between, and arguments
+CALL_HEAD = re.compile(  # up to the arguments, of a call that may go on
+    r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([\w.-]+)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)|\s*([\w.-]+)[^{]*(?=\{)'
+)
+JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)  # a string, maybe unfinished, or a brace
 XML_NAME = re.compile(r"\s*<function=([^>\s]+)>(.*)", re.DOTALL)
 XML_ARGUMENT = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
@@ -66,7 +71,7 @@ THOUGHTS = {  # the same for what the model thinks before it answers: what opens
 
 @dataclass
 class ReplyParts:
-    """A part of a reply; `calls` are names with arguments as JSON."""
+    """A part of a reply; `calls` are names with arguments as JSON. Without a name these go on with the last call's."""
 
     content: str = ""
     reasoning: str = ""
@@ -162,9 +167,9 @@ class ReplyForm:
         ids = [(part, self._special_id(part)) for part in SPECIAL.split(text) if part]
         return " ".join(json.dumps(part, ensure_ascii=False) if id is None else f"<[{id}]>" for part, id in ids)
 
-    def reader(self, prompt: Sequence[int], several: bool = True) -> ReplyReader:
-        """A reader of a reply to a prompt, which may have opened a thought."""
-        return ReplyReader(self, several, "reasoning" if self.opened(prompt) else "content")
+    def reader(self, prompt: Sequence[int], several: bool = True, piecewise: bool = False) -> ReplyReader:
+        """Reads a reply to a prompt, which may have opened a thought; `piecewise`: arguments come as they grow."""
+        return ReplyReader(self, several, "reasoning" if self.opened(prompt) else "content", piecewise)
 
     def opened(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends in a thought that has begun."""
@@ -177,6 +182,19 @@ class ReplyForm:
         found = [(name, json.dumps(given, ensure_ascii=False)) for name, given in self._calls(text)]
         names = {tool["function"]["name"] for tool in self.tools}
         return found if all(name in names for name, _ in found) else []
+
+    def begun(self, text: str) -> tuple[str, str] | None:
+        """The name of the call that a text begins with, and its arguments so far; None where that is not certain."""
+        head = CALL_HEAD.match(text)
+        name = None if head is None else head[1] or head[2]
+        if head is None or name is None or all(tool["function"]["name"] != name for tool in self.tools):
+            return None
+        depth = 0
+        for part in JSON_PART.finditer(text, head.end()):
+            depth += (part[0] == "{") - (part[0] == "}")
+            if not depth:
+                return name, text[head.end() : part.end()]
+        return name, text[head.end() :]
 
     def _calls(self, text: str) -> Iterator[tuple[str, Any]]:
         if xml := XML_NAME.match(text):  # Qwen3-Coder
@@ -206,11 +224,15 @@ class ReplyForm:
 
 
 class ReplyReader:
-    """Splits a growing reply into its parts; what may still become a mark, and unfinished calls, wait."""
+    """Splits a growing reply into its parts; what may still become a mark, and unfinished calls, wait.
 
-    def __init__(self, form: ReplyForm, several: bool, state: str) -> None:
-        self.form, self._several, self._state = form, several, state
+    Where `piecewise`, a call's arguments are given as they grow, once its name is certain.
+    """
+
+    def __init__(self, form: ReplyForm, several: bool, state: str, piecewise: bool = False) -> None:
+        self.form, self._several, self._state, self._piecewise = form, several, state, piecewise
         self._text, self._begun, self.count = "", False, 0
+        self._given: int | None = None  # characters of a call's arguments that were given, if it is unfinished
 
     def feed(self, text: str, final: bool) -> ReplyParts:
         """The parts that are certain with the next piece of text."""
@@ -254,6 +276,8 @@ class ReplyReader:
             return True
         held = 0 if final else self._held(marks)
         if self._state == "call" and not final:
+            if self._piecewise:
+                self._grow(parts, self._text[: len(self._text) - held])
             return False
         give, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
         self._give(parts, give, "")
@@ -270,13 +294,33 @@ class ReplyReader:
         elif self._state == "content":
             parts.content += text
             self._begun = self._begun or bool(text)
+        elif self._given is not None:
+            self._grow(parts, text)
+            self._given = None
+            self._add(parts, self.form.calls(text)[1:])
         elif text.strip():
             found = self.form.calls(text)
             if not found:  # it is no call
                 parts.content += self.form.form.open + text + (mark if mark == self.form.form.close else "")
-            kept = found if self._several else found[: max(0, 1 - self.count)]
-            self.count += len(kept)
-            parts.calls += kept
+            self._add(parts, found)
+
+    def _add(self, parts: ReplyParts, found: list[tuple[str, str]]) -> None:
+        kept = found if self._several else found[: max(0, 1 - self.count)]
+        self.count += len(kept)
+        parts.calls += kept
+
+    def _grow(self, parts: ReplyParts, text: str) -> None:
+        """Give the arguments of the call that a text begins with, as far as they were not given."""
+        begun = self.form.begun(text)
+        if begun is None or (self._given is None and self.count and not self._several):
+            return
+        name, arguments = begun
+        if self._given is None:
+            self.count += 1
+            parts.calls.append((name, arguments))
+        elif len(arguments) > self._given:
+            parts.calls.append(("", arguments[self._given :]))
+        self._given = len(arguments)
 
 
 def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:

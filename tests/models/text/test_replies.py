@@ -41,13 +41,16 @@ def tokenizer(template: str) -> Tokenizer:
     return Tokenizer(backend, "test", {}, {"default": ChatTemplate(template, "test")})
 
 
-def read(form: ReplyForm, text: str, size: int, prompt: str = "") -> ReplyParts:
-    reader, whole = form.reader(form.tokenizer.encode(prompt)), ReplyParts()
+def read(form: ReplyForm, text: str, size: int, prompt: str = "", piecewise: bool = False) -> ReplyParts:
+    reader, whole = form.reader(form.tokenizer.encode(prompt), piecewise=piecewise), ReplyParts()
     for start in range(0, len(text), size):
         parts = reader.feed(text[start : start + size], start + size >= len(text))
         whole.content += parts.content
         whole.reasoning += parts.reasoning
-        whole.calls += parts.calls
+        for name, arguments in parts.calls:
+            before = whole.calls.pop() if not name else (name, "")
+            whole.calls.append((before[0], before[1] + arguments))
+    assert reader.count == len(whole.calls)
     return whole
 
 
@@ -85,8 +88,22 @@ def read(form: ReplyForm, text: str, size: int, prompt: str = "") -> ReplyParts:
     ],
 )
 def test_parts(template: str, text: str, content: str, reasoning: str, calls: list[Any], size: int) -> None:
-    found = read(ReplyForm(tokenizer(template), TOOLS), text, size)
-    assert (found.content.rstrip(), found.reasoning, found.calls) == (content, reasoning, calls)
+    for piecewise in (False, True):
+        found = read(ReplyForm(tokenizer(template), TOOLS), text, size, piecewise=piecewise)
+        assert (found.content.rstrip(), found.reasoning, found.calls) == (content, reasoning, calls)
+
+
+def test_arguments_grow() -> None:
+    """As soon as the call's name is certain, also where the text ends inside; a brace in a string closes nothing."""
+    reader = ReplyForm(tokenizer(HERMES), TOOLS).reader([], several=False, piecewise=True)
+    text = '{"name": "get", "arguments": {"n": "}\\"{"}}'
+    found = [reader.feed(part, False).calls for part in ("<tool_call>", *text, "</tool_", f"call><tool_call>{text}")]
+    (name, first), *rest = [call for calls in found for call in calls]
+    assert (name, first, {one for one, _ in rest}) == ("get", "{", {""})
+    assert "{" + "".join(arguments for _, arguments in rest) == text.partition('arguments": ')[2][:-1]
+    assert not reader.feed("</tool_call>", True).calls and reader.count == 1
+    cut = read(ReplyForm(tokenizer(HERMES), TOOLS), f"<tool_call>{text[:-3]}", 1, piecewise=True)
+    assert cut.calls == [("get", '{"n": "}\\"{')] and not cut.content
 
 
 def test_a_prompt_may_open_the_thought() -> None:
