@@ -30,6 +30,7 @@ class RecurrentConfig:
     scales: tuple[float, ...] = ()  # of what the first product makes: gates, values, keys, queries, steps; empty: 1
     multiplier: float = 1.0  # of what the mixer adds to the rows
     step_limit: tuple[float, float] = (0.0, float("inf"))  # of a state space's time steps
+    tiled: bool = False  # value head h has key head h % key_heads, not one for each run of neighbours
 
     @property
     def keys(self) -> int:

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 8 };
+enum { DW_VERSION = 9 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -126,6 +126,7 @@ typedef struct {
   int64_t input_at, state_at;          /* numbers before this layer's in a token's inputs, and in a state */
   const float *conv /* [channels][kernel], oldest first; copied */, *conv_bias, *decay /* [value_heads]: of a step of 1, its logarithm */, *step_bias,
       *norm /* or null */, *skip, *scale /* of what the first product makes, or null */;
+  int32_t tiled; /* value head h has key head h % key_heads, not one for each run of neighbours */
 } dw_recurrence;
 
 /* Steps of a forward's recurrent layers, in depth-first order; walk n has those from end[n - 1] to end[n]. */

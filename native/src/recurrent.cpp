@@ -32,7 +32,7 @@ int runs(const Recurrence& me, int64_t item, Run* run) {
     run[0] = {item * CHANNELS, std::min<int64_t>(CHANNELS, r.channels - item * CHANNELS)};
     return 1;
   }
-  const int64_t group = item / (r.value_heads / r.key_heads), keys = me.keys(), values = me.values();
+  const int64_t group = me.key_head(item), keys = me.keys(), values = me.values();
   const bool delta = r.kind == DW_DELTA;
   run[0] = {(delta ? 0 : values + keys) + group * r.key_dim, r.key_dim};            // query
   run[1] = {(delta ? keys : values) + group * r.key_dim, r.key_dim};                // key
@@ -81,7 +81,8 @@ void Recurrence::walk(const Kernels& k, const dw_walks& walks, int64_t walk, int
   };
   auto keep = [&](float* state) {
     state += r.state_at;
-    const bool first = convolution() || item % (r.value_heads / r.key_heads) == 0;  // heads that share a key: one writes it
+    // heads that share a key: one writes it
+    const bool first = convolution() || (r.tiled ? item < r.key_heads : item % (r.value_heads / r.key_heads) == 0);
     for (int64_t j = 0, at = 0; j < r.kernel - 1; j++)
       for (int i = 0; i < count; at += run[i].count, i++)
         if (first || i == 2) std::memcpy(state + j * r.channels + run[i].first, now + at, 4 * run[i].count);

@@ -16,6 +16,7 @@ struct Recurrence {
   explicit Recurrence(const dw_recurrence& given);
   int64_t values() const { return static_cast<int64_t>(r.value_heads) * r.value_dim; }
   int64_t keys() const { return static_cast<int64_t>(r.key_heads) * r.key_dim; }
+  int64_t key_head(int64_t head) const { return r.tiled ? head % r.key_heads : head / (r.value_heads / r.key_heads); }
   bool convolution() const { return r.kind == DW_CONVOLUTION; }
   int64_t outputs() const { return convolution() ? r.channels : values(); }  // of a step
   int64_t made() const { return convolution() ? 3 * static_cast<int64_t>(r.channels) : values() + r.inputs; }  // by the first product

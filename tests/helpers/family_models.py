@@ -320,7 +320,17 @@ HYBRIDS["nemotron_h"] = (
         **{"ssm_state_size": 8, "n_groups": 2, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
     },
 )
-ALL = {**VARIANTS, **HYBRIDS}
+DELTA_MIXTURE: dict[str, Any] = {
+    **{**SHAPE, **DELTA, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "shared_expert_intermediate_size": 16,
+}
+HYBRID_MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5_moe": ("qwen3_5_moe_text", DELTA_MIXTURE),
+    "qwen3_next": ("qwen3_next", DELTA_MIXTURE),
+    "qwen3_next_dense": ("qwen3_next", {**DELTA_MIXTURE, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    "granite_hybrid_experts": ("granitemoehybrid", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+}
+ALL = {**VARIANTS, **HYBRIDS, **HYBRID_MIXTURES}
 FIRST = {kind: name for name, (kind, _) in reversed(ALL.items())}  # the first variant of each family
 USUAL = (  # families that have between them what the others have, for tests that go through many
     *("mistral", "qwen2_windows", "qwen3_bias_windows", "phi3_partial", "gemma2", "gemma3_scaled", "opt", "gpt2"),

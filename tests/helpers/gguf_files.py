@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_hybrids
 import gguf_mixtures
 import numpy as np
 import torch
@@ -42,9 +43,11 @@ ARCHITECTURES = {  # of model types that are called otherwise
     "ministral3": "mistral3",
     **{"phi": "phi2", "gpt_neox": "gptneox", "gpt_bigcode": "starcoder"},
     **gguf_mixtures.ARCHITECTURES,
+    **gguf_hybrids.ARCHITECTURES,
 }
 # with the rows of queries and keys in pairs
-TURNED = ("llama", "internlm2", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "arcee")
+TURNED = ("llama", "internlm2", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "granitehybrid", "arcee")
+OFFSET = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")  # norms have 1 added
 GPT_2_KEYS = {
     **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
     **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
@@ -66,31 +69,41 @@ def write(
     more: Mapping[str, np.ndarray] | None = None,
     part_tensors: int = 0,
     arch: str | None = None,
+    without: tuple[str, ...] = (),
     **metadata: Any,
 ) -> Path:
     """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys.
 
-    `arch`: the format's name of the family, by default that of the model's type.
+    `arch`: the format's name of the family, by default that of the model's type. `without`: parts of the names of
+    tensors that are left out.
 
     Where there are more than `part_tensors` tensors (0: never) it is split into parts of so many beside `path`, which
     is not written.
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
-    tensors = _norms_of_heads(gguf_mixtures.tensors(load_file(directory / "model.safetensors")))
+    there = load_file(directory / "model.safetensors")
+    tensors = _norms_of_heads(gguf_mixtures.tensors(gguf_hybrids.tensors(raw, there)))
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    raw.setdefault("num_hidden_layers", len(raw.get("layers_block_type", ())))
     if raw["model_type"] in ("gpt2", "gpt_bigcode"):
         raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
     names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
-    for key, value in {**_shape(raw, arch, heads), **gguf_mixtures.metadata(raw), **metadata}.items():
+    for key, value in {
+        **_shape(raw, arch, heads),
+        **gguf_mixtures.metadata(raw),
+        **gguf_hybrids.metadata(raw),
+        **metadata,
+    }.items():
         _add(writer, f"{arch}.{key}", value)
     _tell(writer, words or {})
     for name, array in {**(more or {}), **_rotary_tensors(raw)}.items():
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
+        name = name.replace("dt_bias", "dt_proj.bias")
         if arch in ("gptneox", "falcon") and "query_key_value" in name:
             rows = np.arange(len(array)).reshape(_kv_heads(raw), -1, raw["hidden_size"] // heads)
             array = array[np.concatenate([part.ravel() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])]
@@ -99,9 +112,11 @@ def write(
         if arch in TURNED and ("q_proj" in name or "k_proj" in name):
             count = heads if "q_proj" in name else raw["num_key_value_heads"]
             array = rotary_rows(array.reshape(len(array), -1), count).reshape(array.shape)
-        if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
+        if arch in OFFSET and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             array = array + 1
         there = names.get_name(name, (".weight", ".bias")) or name
+        if any(part in there for part in without):
+            continue
         data, kind = stored(there, array)
         writer.add_tensor(there, data, raw_shape=data.shape, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
@@ -188,7 +203,8 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     if arch == "phi3" or part != 1:
         values["rope.dimension_count"] = int(part * (raw.get("head_dim") or raw["hidden_size"] // heads))
     values["attention.sliding_window"] = raw.get("sliding_window") if arch in WINDOWED else None
-    values |= {name: raw[key] for key, name in OWN_KEYS.items() if raw.get(key) is not None}
+    if arch != "falcon-h1":  # whose multipliers are in the weights
+        values |= {name: raw[key] for key, name in OWN_KEYS.items() if raw.get(key) is not None}
     if arch.startswith("gemma"):
         values |= {key: raw.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
     return {key: value for key, value in values.items() if value is not None}

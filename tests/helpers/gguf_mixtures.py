@@ -52,7 +52,7 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
         or raw.get("n_routed_experts")
         or raw.get("moe_num_experts")
     )
-    if not count:
+    if not count or raw["model_type"] == "nemotron_h":
         return {}
     values = {
         "expert_count": count,

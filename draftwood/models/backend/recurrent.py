@@ -32,6 +32,7 @@ class NativeRecurrence(Structure):
         *((name, c_float) for name in ("eps", "step_least", "step_most")),
         *((name, c_int64) for name in ("input_at", "state_at")),
         *((name, c_void_p) for name in ("conv", "conv_bias", "decay", "step_bias", "norm", "skip", "scale")),
+        ("tiled", c_int32),
     ]
 
 
@@ -49,7 +50,7 @@ def native_recurrence(
     own.key_heads, own.key_dim, own.value_heads, own.value_dim = c.key_heads, c.key_dim, c.value_heads, c.value_dim
     own.norm_groups, own.gate_first, own.eps = c.norm_groups, c.gate_first and c.kind != DELTA, part.eps
     own.step_least, own.step_most = c.step_limit
-    own.input_at, own.state_at = inputs_before, state_before
+    own.input_at, own.state_at, own.tiled = inputs_before, state_before, c.tiled
     own.conv, own.conv_bias = vector(part.conv.flatten()), vector(part.conv_bias)
     if c.kind != CONV:
         own.decay, own.step_bias = vector(-part.decay_log.detach().float().exp()), vector(part.step_bias)

@@ -5,10 +5,13 @@ What a file leaves out is what llama.cpp takes it for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared
+from draftwood.models.checkpoints.families.family import Family
+from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared, without_nextn
 from draftwood.models.checkpoints.gguf_metadata import Metadata, Reader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -19,18 +22,31 @@ def nothing(file: Metadata, raw: Raw) -> Raw:
     return {}
 
 
+def as_in_checkpoints(file: Metadata, family: Family) -> Family:
+    """Tensors as the family's checkpoints have them."""
+    return family
+
+
+def plain_rows(file: Metadata, family: Family) -> Family:
+    """llama.cpp's converter has put rows in the decoder's order, which is not the checkpoints'."""
+    return replace(family, transposed=frozenset(), orders={})
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture: its family and how its metadata becomes config.json.
 
     `turned_pairs`: llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
-    pairs of neighbours. `plain_rows`: it has put rows in the decoder's order, which is not the checkpoints'.
+    pairs of neighbours. `offset_norms`: it has added 1 to the norms that multiply by 1 + weight. `hybrid`: layers may
+    lack attention or a feed-forward, and have 0 in the arrays of sizes. `adapt`: what else it has done to tensors.
     """
 
     family: str
     read: Reader = nothing
     turned_pairs: bool = False
-    plain_rows: bool = False
+    offset_norms: bool = False
+    hybrid: bool = False
+    adapt: Callable[[Metadata, Family], Family] = as_in_checkpoints
 
 
 def _renamed(**names: str) -> Reader:
@@ -156,12 +172,13 @@ def _gpt_oss(file: Metadata, raw: Raw) -> Raw:
 ARCHITECTURES = {
     "llama": Architecture("llama", _llama, turned_pairs=True),
     "mistral3": Architecture("ministral3", _ministral3, turned_pairs=True),
-    **{name: Architecture(name) for name in ("qwen2", "qwen3", "gemma", "seed_oss")},
+    **{name: Architecture(name) for name in ("qwen2", "qwen3", "seed_oss")},
+    "gemma": Architecture("gemma", offset_norms=True),
     "qwen2vl": Architecture("qwen2_vl_text"),
     "qwen3vl": Architecture("qwen3_vl_text"),
     "phi3": Architecture("phi3", _phi3),
-    "gemma2": Architecture("gemma2", _gemma(46, 2, 4096)),
-    "gemma3": Architecture("gemma3_text", _gemma(62, 6, 0)),
+    "gemma2": Architecture("gemma2", _gemma(46, 2, 4096), offset_norms=True),
+    "gemma3": Architecture("gemma3_text", _gemma(62, 6, 0), offset_norms=True),
     "smollm3": Architecture("smollm3", turned_pairs=True),
     "olmo": Architecture("olmo", _renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),
     "olmo2": Architecture("olmo2", _olmo2),
@@ -175,17 +192,17 @@ ARCHITECTURES = {
     "command-r": Architecture("cohere", _all(_renamed(logit_scale="logit_scale"), _normed_heads("use_qk_norm"))),
     "cohere2": Architecture("cohere2", _all(_renamed(logit_scale="logit_scale"), _windows(4, 4096))),
     "phi2": Architecture("phi"),
-    "gptneox": Architecture("gpt_neox", _renamed(use_parallel_residual="use_parallel_residual"), plain_rows=True),
+    "gptneox": Architecture("gpt_neox", _renamed(use_parallel_residual="use_parallel_residual"), adapt=plain_rows),
     "starcoder2": Architecture("starcoder2", lambda file, raw: {"use_bias": raw["attention_bias"]}),
     "stablelm": Architecture("stablelm", _all(_stablelm, _normed_heads("qk_layernorm"))),
-    "nemotron": Architecture("nemotron"),
-    "falcon": Architecture("falcon", _falcon, plain_rows=True),
-    "starcoder": Architecture("gpt_bigcode", _starcoder, plain_rows=True),
+    "nemotron": Architecture("nemotron", offset_norms=True),
+    "falcon": Architecture("falcon", _falcon, adapt=plain_rows),
+    "starcoder": Architecture("gpt_bigcode", _starcoder, adapt=plain_rows),
     "internlm2": Architecture("llama", turned_pairs=True),
-    "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, plain_rows=True),
+    "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, adapt=plain_rows),
     "qwen2moe": Architecture("qwen2_moe", _all(mixture(False), _qwen2_moe)),
     "qwen3moe": Architecture("qwen3_moe", mixture(True)),
-    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", mixture(True, fixed=True), plain_rows=True),
+    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", mixture(True, fixed=True), adapt=plain_rows),
     "olmoe": Architecture("olmoe", mixture(False, one_size=True)),
     "granitemoe": Architecture(
         "granitemoe", _all(mixture(True, fixed=True, one_size=True), _granite), turned_pairs=True
@@ -193,6 +210,24 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture("ernie4_5_moe", _all(mixture(True, fixed=True), _ernie4_5_moe)),
     "glm4moe": Architecture("glm4_moe", _all(mixture(True, SIGMOID), shared, _glm4_moe)),
     "gpt-oss": Architecture(
-        "gpt_oss", _all(mixture(True, SOFTMAX_OF_CHOSEN, fixed=True, one_size=True), _gpt_oss), plain_rows=True
+        "gpt_oss", _all(mixture(True, SOFTMAX_OF_CHOSEN, fixed=True, one_size=True), _gpt_oss), adapt=plain_rows
     ),
+    "qwen35": Architecture("qwen3_5_text", _all(hybrids.tiled_delta, without_nextn), offset_norms=True),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        _all(hybrids.tiled_delta, mixture(True, fixed=True), _qwen2_moe, without_nextn),
+        offset_norms=True,
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        _all(hybrids.delta, mixture(True), _qwen2_moe, without_nextn),
+        offset_norms=True,
+        adapt=hybrids.products_apart,
+    ),
+    "lfm2": Architecture("lfm2", hybrids.lfm2, hybrid=True),
+    "granitehybrid": Architecture(
+        "granitemoehybrid", _all(hybrids.granite, _granite), turned_pairs=True, hybrid=True, adapt=hybrids.granite_names
+    ),
+    "falcon-h1": Architecture("falcon_h1", hybrids.falcon_h1),
+    "nemotron_h": Architecture("nemotron_h", hybrids.nemotron_h, hybrid=True),
 }

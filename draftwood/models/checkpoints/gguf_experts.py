@@ -9,6 +9,7 @@ from draftwood.models.checkpoints.tensor_names import Names
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func
 EXPERTS = "layers.{i}.feed.experts.{e}."
+DENSE_LAYERS = 8  # before the first with experts, at most
 
 
 def mixture(normalised: bool, scoring: int = SOFTMAX, fixed: bool = False, one_size: bool = False) -> Reader:
@@ -51,15 +52,21 @@ def shared(file: Metadata, raw: Raw) -> Raw:
         "n_group": file.value("expert_group_count") or 1,
         "topk_group": file.value("expert_group_used_count") or 1,
         "first_k_dense_replace": file.value("leading_dense_block_count", 0),
-        "num_hidden_layers": raw["num_hidden_layers"] - (file.value("nextn_predict_layers") or 0),
+        **without_nextn(file, raw),
     }
 
 
-def stacked(names: Names) -> Names:
-    """A family's names with those of a file for experts: all of a layer are one tensor, gates apart."""
+def without_nextn(file: Metadata, raw: Raw) -> Raw:
+    """Layers behind the last that only draft (multi-token prediction) are none of the model's."""
+    return {"num_hidden_layers": raw["num_hidden_layers"] - (file.value("nextn_predict_layers") or 0)}
+
+
+def stacked(file: Metadata, names: Names) -> Names:
+    """A family's names with those of a file for experts: all of a layer are one tensor, gates apart in most files."""
+    together = any(file.has(f"blk.{layer}.ffn_gate_up_exps.weight") for layer in range(DENSE_LAYERS))
     own = {
         f"{EXPERTS}{made}.{leaf}": tuple(f"blk.{{i}}.ffn_{part}_exps.{leaf}[{{e}}]" for part in parts)
-        for made, parts in {"gate_up": ("gate", "up"), "down": ("down",)}.items()
+        for made, parts in {"gate_up": ("gate_up",) if together else ("gate", "up"), "down": ("down",)}.items()
         for leaf in ("weight", "bias")
     }
     return {**names, **{name: parts for name, parts in own.items() if name in names}}

@@ -35,6 +35,9 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
 HEAD_NORM = re.compile(r"\.norms\.(\d+)\.weight$")  # of one head; those of all are rows of one tensor
 ONE_OUTPUT = ".ffn_gate_inp_shexp.weight"  # a matrix whose one row is written as a vector
+DECAYS = ".ssm_a"  # minus the exponentials of a checkpoint's numbers
+VECTORS = (DECAYS, ".ssm_d", ".ssm_norm.weight")  # which are written as matrices
+CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")  # which lack the axis of one input
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
 
@@ -66,8 +69,6 @@ class GgufWeights:
         try:
             raw |= architecture.read(self, raw)
             family = FAMILIES[raw["model_type"]]
-            if architecture.plain_rows:
-                family = replace(family, transposed=frozenset(), orders={})
             config = family.config(raw)
             family = family.named(raw, config)
         except ModelError as error:
@@ -76,12 +77,15 @@ class GgufWeights:
         if self.has("rope_freqs.weight"):
             config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
         names = {key: tuple(map(self._name, names)) for key, names in family.names.items()}
-        return raw, replace(family, names=gguf_experts.stacked(names)), config
+        family = replace(family, names=gguf_experts.stacked(self, names))
+        return raw, architecture.adapt(self, family), config
 
     def _name(self, name: str) -> str:
         """The file's name for a checkpoint's tensor; what the architecture does not know keeps its name."""
         name, *number = HEAD_NORM.sub(r".weight[\1]", name).partition("[")
-        asked = name.replace("{i}", "0").replace("_correction_bias", "_correction.bias")
+        asked = (
+            name.replace("{i}", "0").replace("_correction_bias", "_correction.bias").replace("dt_bias", "dt_proj.bias")
+        )
         asked = f"{asked}.weight" if asked.endswith(".sinks") else asked
         own = _name_map(self.architecture).get_name(asked, (".weight", ".bias")) or name
         row = "" if name.endswith("_correction_bias") else "".join(number)  # those are a vector in files
@@ -125,17 +129,25 @@ class GgufWeights:
                     "give a file that llama.cpp's own converter made, or another model"
                 )
 
+    def _present(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; of an array of a hybrid's layers that of those which have one, others have 0."""
+        some = {value for value in self.array(key) if value}
+        hybrid = ARCHITECTURES[self.architecture].hybrid and len(some) == 1
+        return self._checked(key, some.pop() if hybrid else self.value(key, default))
+
     def _whole(self, key: str, default: int | None = None) -> int:
-        value = self.value(key, default)
+        return self._checked(key, self.value(key, default))
+
+    def _checked(self, key: str, value: Any) -> int:
         if type(value) is not int or not 0 < value < 2**31:
             raise ModelError(
                 f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else short_repr(value)}, but "
                 "must be a positive whole number; convert the model again"
             )
-        return value
+        return value  # type: ignore[no-any-return]
 
     def _shape(self) -> Raw:
-        layers, heads, width = map(self._whole, ("block_count", "attention.head_count", "embedding_length"))
+        layers, heads, width = map(self._present, ("block_count", "attention.head_count", "embedding_length"))
         if layers > len(self.file.tensors):
             raise ModelError(
                 f"{self.source} asks for {layers} layers, but has {len(self.file.tensors)} tensors; fetch it again"
@@ -151,10 +163,10 @@ class GgufWeights:
         return {
             "vocab_size": self.shape("token_embd.weight")[0][0],
             "hidden_size": width,
-            "intermediate_size": self._whole("feed_forward_length"),
+            "intermediate_size": self._present("feed_forward_length", self.value("expert_feed_forward_length")),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": self._whole("attention.head_count_kv", heads),
+            "num_key_value_heads": self._present("attention.head_count_kv", heads),
             "head_dim": head,
             "max_position_embeddings": self._whole("context_length"),
             **dict.fromkeys(EPSILONS, self._epsilon()),
@@ -241,22 +253,34 @@ class GgufWeights:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
         entry = self.file.tensors[name]
         shape = list(entry.shape)[number is not None :]
+        if name.endswith(VECTORS):
+            shape = [math.prod(shape)]
+        if name.endswith(CONVOLUTIONS):
+            shape = [shape[0], 1, *shape[1:]]
         return [1, *shape] if name.endswith(ONE_OUTPUT) else shape, entry.file
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
         entry, order = self.file.tensors[sliced(name)[0]], self._order(name)
         if len(self.shape(name)[0]) == 1:
-            values = gguf_file.weights(self._rows(name), entry.kind)[0].float()
-            if self.architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
-                values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
+            values = self._settled(name, gguf_file.weights(self._rows(name), entry.kind).flatten().float())
             place.copy_((values if order is None else values[order])[rows])
             return
         stored = self._rows(name)[rows if order is None else order[rows]]
         step = max(1, CHUNK_WEIGHTS // entry.shape[-1])
         for first in range(0, len(stored), step):
             some = slice(first, first + step)
-            place[some].copy_(gguf_file.weights(stored[some], entry.kind)[:, columns])
+            part = gguf_file.weights(stored[some], entry.kind)[:, columns]
+            place[some].copy_(part.view(len(part), 1, -1) if place.ndim == 3 else part)
+
+    def _settled(self, name: str, values: Tensor) -> Tensor:
+        """A vector as the family's checkpoints have it."""
+        if name.endswith(DECAYS):
+            if not (values < 0).all():
+                raise ModelError(f"{self.source} is damaged (tensor {name} must be negative); fetch it again")
+            return (-values).log()
+        offset = ARCHITECTURES[self.architecture].offset_norms and not name.endswith(VECTORS)
+        return values - 1 if offset and name.endswith("norm.weight") else values
 
     def stored(self, name: str) -> StoredRows:
         """The outputs of a matrix as the file holds them, mapped."""
@@ -275,7 +299,7 @@ class GgufWeights:
         heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
         if not ARCHITECTURES[self.architecture].turned_pairs or heads is None:
             return None
-        count, rows = self._whole(heads, self._whole("attention.head_count")), self.file.tensors[name].shape[0]
+        count, rows = self._present(heads, self._whole("attention.head_count")), self.file.tensors[name].shape[0]
         return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
 
 

@@ -95,7 +95,8 @@ class Recurrence(Part):
     def _per_value_head(self, keys: Tensor) -> Tensor:
         """Keys [B, key_heads * key_dim], normalised where they are, of each value head [B, heads, key_dim]."""
         c = self.recurrent
-        return keys.view(len(keys), c.key_heads, c.key_dim).repeat_interleave(c.value_heads // c.key_heads, 1)
+        heads, each = keys.view(len(keys), c.key_heads, c.key_dim), c.value_heads // c.key_heads
+        return heads.repeat(1, each, 1) if c.tiled else heads.repeat_interleave(each, 1)
 
 
 class DeltaRule(Recurrence):

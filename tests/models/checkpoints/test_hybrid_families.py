@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import ALL, DELTA, GRANITE, HYBRIDS, PROMPT, SHAPE, chain, grow, per_path, randomised, theirs, write
+from family_models import HYBRID_MIXTURES, HYBRIDS, PROMPT, chain, grow, per_path, randomised, theirs, write
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from draftwood.core.forest import Forest, Verdict, advance
@@ -16,18 +15,7 @@ from draftwood.models.checkpoints import checkpoint
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
-MIXTURE: dict[str, Any] = {
-    **{**SHAPE, **DELTA, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    "shared_expert_intermediate_size": 16,
-}
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_5_moe": ("qwen3_5_moe_text", MIXTURE),
-    "qwen3_next": ("qwen3_next", MIXTURE),
-    "qwen3_next_dense": ("qwen3_next", {**MIXTURE, "mlp_only_layers": [1], "norm_topk_prob": False}),
-    "granite_hybrid_experts": ("granitemoehybrid", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
-}
-NAMES = {**HYBRIDS, **MIXTURES}
-ALL |= MIXTURES
+NAMES = {**HYBRIDS, **HYBRID_MIXTURES}
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

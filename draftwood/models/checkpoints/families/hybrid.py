@@ -65,6 +65,7 @@ def _gated_delta(raw: Raw, shape: Raw, context: int = 32768) -> Raw:
         _whole(raw, "linear_key_head_dim", 128),
         values,
         _whole(raw, "linear_value_head_dim", 128),
+        tiled=keys.flag(raw, "tiled_value_heads", False),  # of GGUF files
     )
     return {
         **llama_like(raw, shape, context, partial=True),
@@ -114,8 +115,12 @@ def by_kind(config: DecoderConfig) -> Tensor:
     sizes = [c.key_dim, c.key_dim, each * c.value_dim, each * c.value_dim]
     wide = torch.arange(c.key_heads * sum(sizes)).view(c.key_heads, -1)
     query, key, value, gate = (part.flatten() for part in torch.split(wide, sizes, 1))
-    narrow = torch.arange(2 * c.value_heads).view(c.key_heads, 2, -1) + c.key_heads * sum(sizes)
-    return torch.cat((gate, query, key, value, narrow[:, 0].flatten(), narrow[:, 1].flatten()))
+    return torch.cat((gate, query, key, value, gates_by_kind(c) + c.key_heads * sum(sizes)))
+
+
+def gates_by_kind(recurrent: RecurrentConfig) -> Tensor:
+    """The order of rows that lie key head by key head: corrections of all value heads, then steps."""
+    return torch.arange(2 * recurrent.value_heads).view(recurrent.key_heads, 2, -1).swapaxes(0, 1).flatten()
 
 
 def lfm2(raw: Raw) -> DecoderConfig:
@@ -284,6 +289,7 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
     )
     _divided("mamba_num_heads", heads, "n_groups", groups)
     bias = keys.flag(raw, "use_bias", False)
+    least = 0.0 if raw.get("time_step_min") == 0 else keys.positive_number(raw, "time_step_min", 0.001)
     mamba = RecurrentConfig(
         SSM,
         _whole(raw, "conv_kernel", 4),
@@ -295,7 +301,7 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
         bias=bias,
         out_bias=bias,
         norm_groups=groups,
-        step_limit=(keys.positive_number(raw, "time_step_min", 0.001), float("inf")),
+        step_limit=(least, float("inf")),
     )
     eps = keys.positive_number(raw, "layer_norm_epsilon", 1e-5)
     act = keys.activation(raw, "mlp_hidden_act", "relu2")
