@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 9 };
+enum { DW_VERSION = 8 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);

@@ -144,7 +144,7 @@ class GgufWeights:
                 f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else short_repr(value)}, but "
                 "must be a positive whole number; convert the model again"
             )
-        return value  # type: ignore[no-any-return]
+        return value
 
     def _shape(self) -> Raw:
         layers, heads, width = map(self._present, ("block_count", "attention.head_count", "embedding_length"))

@@ -162,8 +162,7 @@ def test_in_the_bits_of_the_file(name: str, tmp_path: Path) -> None:
     def stored(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
         plain = (
             array.ndim == 1
-            or ("conv" in name
-            and "proj" not in name)
+            or ("conv" in name and "proj" not in name)
             or name.endswith((".ssm_a", ".ssm_d", "ssm_norm.weight"))
         )
         kind = next((kind for part, kind in types.items() if part in name), "Q8_0")
