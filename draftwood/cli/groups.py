@@ -97,7 +97,10 @@ class ModelOptions(RuntimeParams, _Models):
             if method is not None:
                 method.check_drafts(self.drafts)
         with waiting() as on_progress:
-            return load(**self.arguments, progress=on_progress)
+            engine = load(**self.arguments, progress=on_progress)
+        for overlap in filter(None, engine.names.get("shared_vocabulary", ())):
+            print(f"note: the draft has another tokenizer; shared are {overlap}", file=sys.stderr)
+        return engine
 
 
 class PairOptions(ModelOptions):

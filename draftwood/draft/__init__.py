@@ -9,6 +9,8 @@ from draftwood.draft.ngram import NgramSource
 from draftwood.draft.shared import SharedSession
 from draftwood.draft.states import EagleSession, EagleSource, ExitSource, StateDrafter, drafting
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
+from draftwood.draft.translated import TranslatedSession
+from draftwood.draft.written import TextDrafter
 
 __all__ = [
     "BeamDrafter",
@@ -27,5 +29,7 @@ __all__ = [
     "SharedSession",
     "StateDrafter",
     "SuffixLookup",
+    "TextDrafter",
+    "TranslatedSession",
     "drafting",
 ]

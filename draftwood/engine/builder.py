@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import EagleSession, EarlierAnswers, SharedSession
+from draftwood.draft import EagleSession, EarlierAnswers, SharedSession, TranslatedSession
 from draftwood.engine.decode import rounds
 from draftwood.engine.generation import Generation
 from draftwood.engine.load_estimate import LoadEstimate
@@ -121,6 +121,11 @@ class GenerationBuilder:
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
         if getattr(model, "full_model", None) is self.target:
             return SharedSession(model, target.cache, "draft", target=target)
+        words = getattr(model, "vocabulary_map", None)
+        if words is not None:
+            return TranslatedSession(
+                model, self.cache(model), "draft", self.scheduler.prefixes, words=words, target=target
+            )
         if hasattr(model, "reads"):
             return EagleSession(model, self.cache(model), "draft", self.scheduler.prefixes)
         return Session(model, self.cache(model), "draft", self.scheduler.prefixes)

@@ -26,7 +26,9 @@ from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, foreign_heads, medusa
 from draftwood.models.other_device import OnOtherDevice
+from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.models.text.vocabulary_map import VocabularyMap
 from draftwood.util.safe_parsing import short_repr
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
@@ -65,9 +67,9 @@ def load(
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). A draft may be an
     EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
-    defaults to CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A
-    source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
-    tokenizers are taken too.
+    defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and is as
+    exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model object, run
+    through transformers (extra hf), whose fast tokenizers are taken too.
 
     `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in. A GGUF file (extra gguf) is
     computed in its own bits, on a CPU with the native backend; else its quantised weights become bfloat16. What a CPU
@@ -127,23 +129,22 @@ def load(
         home,
         *(_checked(source, how) if kind is None else None for source, kind in zip(sources, kinds, strict=True)),
     ]
-    for source, where in zip(sources, places[1:], strict=True):
-        if where is not None and words is not None and not _agree(words, home if known else None, where):
-            raise ModelError(
-                f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
-                "use a draft of the same family"
-            )
+    maps = [None if words is None else _map(words, home if known else None, where) for where in places[1:]]
     model = _model(target, home, split) if made is None else made
     end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
     end |= frozenset() if words is None else words.end_tokens
     if isinstance(model, Decoder):
         model.draft_quantize = draft_quantize
-    drafts = []
-    for source, kind, where in zip(sources, kinds, places[1:], strict=True):
+    drafts: list[CausalModel] = []
+    for source, kind, where, between in zip(sources, kinds, places[1:], maps, strict=True):
         drafted = (
             _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
         )
-        drafts.append(drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device))
+        drafted = drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device)
+        if between is not None:
+            drafted = OtherVocabulary(drafted, between.within(model.vocab_size, drafted.vocab_size))
+            log.info("draft %s has another tokenizer; both have %s", _name(source), between.overlap)
+        drafts.append(drafted)
     computed_dtype = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *drafts)]
     used = ", ".join(model.kinds_of_weights) if isinstance(model, Decoder) and model.own_bits else computed_dtype
@@ -156,6 +157,8 @@ def load(
     names |= {"draft_device": str(how.device)} if draft_device is not None else {}
     names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
     names |= {"draft_quantize": draft_quantize} if draft_quantize is not None else {}
+    overlaps = [None if between is None else between.overlap for between in maps]
+    names |= {"shared_vocabulary": overlaps} if any(overlaps) else {}
     grown = [None if where is None else checkpoint.grown_from(where) for where in places]
     widened = [
         None if where is None or own else checkpoint.dequantised_from(where)
@@ -167,15 +170,21 @@ def load(
     return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
 
 
-def _agree(words: Tokenizer, home: Path | None, draft: Path) -> bool:
-    """Whether a draft's tokenizer agrees with `words`, which was read from `home`; a copy of that file is not read."""
-    if draft.is_file():
-        return words.backend.get_vocab(True) == gguf_tokenizer.vocabulary(draft)
-    if home is not None:
+def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyMap | None:
+    """The map to a draft's vocabulary; None where each id means the same, or where the draft is no checkpoint.
+
+    `words` were read from `home`; a copy of that file is not read.
+    """
+    if draft is None:
+        return None
+    if draft.is_file() and words.backend.get_vocab(True) == gguf_tokenizer.vocabulary(draft):
+        return None
+    if home is not None and not draft.is_file():
         known, file = home / "tokenizer.json", draft / "tokenizer.json"
         if known.is_file() and file.is_file() and filecmp.cmp(known, file, shallow=False):
-            return True
-    return Tokenizer.load(draft).agrees_with(words)
+            return None
+    other = Tokenizer.load(draft)
+    return None if other.agrees_with(words) else VocabularyMap.of(words, other)
 
 
 def _place(device: str | torch.device | None, option: str = "device") -> torch.device:

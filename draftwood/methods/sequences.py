@@ -9,8 +9,17 @@ from pydantic import Field, field_validator, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
-from draftwood.draft import CertainDrafter, ModelDrafter, NgramSource, SuffixLookup
+from draftwood.draft import (
+    CertainDrafter,
+    Drafter,
+    ModelDrafter,
+    NgramSource,
+    SuffixLookup,
+    TextDrafter,
+    TranslatedSession,
+)
 from draftwood.draft.base import Source
+from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method, Parts
 from draftwood.methods.options import (
     DEEPEST,
@@ -152,11 +161,26 @@ class Speculative(DrawnMethod):
 
     gamma: Chain = 12
     lookup: Mixed = False
+    vocabulary: Literal["shared", "text"] | None = Field(
+        default=None,
+        description="of a draft with another tokenizer: draw tokens that both have, or cut what it writes; null: by "
+        "their overlap",
+    )
     depth: Depth = "auto"
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
+        (draft,) = drafts
         depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
-        return Parts(ModelDrafter(drafts, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
+        lookup = suffix_lookup(self.lookup)
+        drafter: Drafter = ModelDrafter(drafts, lookup=lookup)
+        if not isinstance(draft, TranslatedSession):
+            if self.vocabulary is not None:
+                raise ConfigurationError(
+                    "vocabulary is for a draft with another tokenizer, but draft and target have the same; leave it out"
+                )
+        elif (self.vocabulary or draft.words.better) == "text":
+            drafter = TextDrafter(draft, lookup)
+        return Parts(drafter, self.verifier(), depth)
 
 
 class SpecInfer(SequenceMethod):

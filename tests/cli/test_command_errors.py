@@ -14,6 +14,7 @@ import torch
 from conftest import Command, Outcome
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 
 from draftwood.cli.groups import ColorOptions
 
@@ -125,9 +126,10 @@ def test_unknown_architecture(command: Command, copy_of_target: Path) -> None:
     assert "architecture 'abacus' is not supported" in sentence and "llama" in sentence
 
 
-def test_different_tokenizers(command: Command, target: Path, tmp_path: Path) -> None:
-    stranger = tiny_models.write(tmp_path / "stranger", seed=3, extra=["<sep>"])
-    assert "different tokenizers" in refused(command("generate", "x", "--target", target, "--draft", stranger))
+def test_vocabularies_without_a_shared_token(command: Command, target: Path, tmp_path: Path) -> None:
+    stranger = tiny_models.write(tmp_path / "stranger", seed=3)
+    Tokenizer(models.BPE({"\ue000": 0}, [])).save(str(stranger / "tokenizer.json"))
+    assert "no token in common" in refused(command("generate", "x", "--target", target, "--draft", stranger))
 
 
 @pytest.mark.parametrize("method", ["speculative", "mcsd", "specinfer", "dsbd", "speculative-beam-search"])

@@ -139,6 +139,16 @@ class Tokenizer:
         known = self.known(token)
         return known.part or known.text.encode() or None
 
+    def token_bytes(self) -> list[bytes]:
+        """Of every id the bytes that it stands for within a text; none of special tokens."""
+        ids, start = range(max(self.backend.get_vocab(True).values(), default=-1) + 1), len(self.decode(self.letter))
+        if not isinstance(self.backend, FastBackend):
+            return [(self.bytes_of(id) or b"") if self.known(id).ordinary else b"" for id in ids]
+        whole = self.backend.decode_batch([[*self.letter, id] for id in ids], skip_special_tokens=True)
+        spelled = [text[start:] for text in whole]
+        parts = [_part(self.backend.id_to_token(id) or "") if REPLACEMENT in spelled[id] else None for id in ids]
+        return [text.encode() if part is None else part for text, part in zip(spelled, parts, strict=True)]
+
     @cached_property
     def remembered(self) -> Callable[[tuple[int, ...]], str]:
         """`decode` of few ids, as streams ask for them again and again."""

@@ -281,8 +281,7 @@ def test_another_tokenizer_takes_the_place_of_an_unknown_one(tmp_path: Path) -> 
     assert engine.generate("the tin", max_new_tokens=3).prompt_tokens == Tokenizer.load(tmp_path).encode("the tin")
     draftwood.load(tmp_path, file, device="cpu")  # a draft never reads text
     other = gguf_files.write(tmp_path, tmp_path / "y.gguf", words=small() | {"tokens": small()["tokens"][::-1]})
-    with pytest.raises(ModelError, match="have different tokenizers, so their tokens mean different text"):
-        draftwood.load(tmp_path, other, device="cpu")
+    assert "shared_vocabulary" in draftwood.load(tmp_path, other, device="cpu").names
 
 
 def test_tokens_of_spaces_are_found_first(tmp_path: Path) -> None:
