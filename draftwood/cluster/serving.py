@@ -122,8 +122,8 @@ class Replica:
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine is broken."""
-        if self.service.async_engine.broken:
-            raise RuntimeError(f"the engine is broken: {self.service.async_engine.broken}")
+        if self.service.broken:
+            raise RuntimeError(f"the engine is broken: {self.service.broken}")
 
 
 @dataclass(slots=True)

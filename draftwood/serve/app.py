@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
@@ -27,14 +27,17 @@ from draftwood.serve.anthropic import add_messages
 from draftwood.serve.completions import add_completions
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, error_response, validation_error
+from draftwood.serve.front import Front
 from draftwood.serve.llama_cpp import add_llama_cpp
+from draftwood.serve.metrics import METRICS_TYPE, joint_text
 from draftwood.serve.middleware import RequestMiddleware
-from draftwood.serve.ollama import add_ollama
+from draftwood.serve.ollama import add_ollama, ollama_models
 from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
 from draftwood.serve.public import public_method
 from draftwood.serve.request_run import unless_gone
 from draftwood.serve.responses import add_responses
 from draftwood.serve.round_stream import add_rounds
+from draftwood.serve.served_models import ModelDispatcher, ServedModel, ServedModels
 from draftwood.serve.service import Service, check_model
 from draftwood.serve.settings import ServeSettings
 
@@ -72,11 +75,44 @@ class PageFiles(StaticFiles):
 def create_app(engine: Engine, settings: ServeSettings | None = None, method: MethodSpec | None = None) -> FastAPI:
     """The server as an ASGI application; `method` is what requests are decoded with that name none."""
     service = Service(engine, settings or ServeSettings(), method)
+    app = _with_endpoints(service)
+    methods_of = _methods_of(app)
+    _add_files(app)
+    _add_middleware(app, service, methods_of)
+    return app
+
+
+def create_models_app(models: ServedModels) -> FastAPI:
+    """The same for several models."""
+    methods_of = _methods_of(_with_endpoints(None))  # type: ignore[arg-type]  # which is not asked
+    models.make = _model_application
+    app = _application(models)
+    _add_models(app, models)
+    own = _methods_of(app)
+    _add_files(app)
+    app.add_middleware(ModelDispatcher, models=models, methods_of=lambda path: () if own(path) else methods_of(path))
+    _add_middleware(app, models, lambda path: own(path) or methods_of(path))
+    return app
+
+
+def _model_application(service: Service) -> FastAPI:
+    """The application of one of several models, which hands on what its endpoints did not foresee."""
+
+    async def handed_on(request: Request, error: Exception) -> Response:
+        raise error
+
+    app = _with_endpoints(service)
+    app.add_exception_handler(Exception, handed_on)
+    return app
+
+
+def _application(front: Front) -> FastAPI:
+    """An application without endpoints; it ends with its front."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.aclose()
+        await front.aclose()
 
     app = FastAPI(
         title="draftwood",
@@ -86,8 +122,19 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
         redirect_slashes=False,
         lifespan=lifespan,
         responses=ERRORS,
+        openapi_url="/openapi.json" if isinstance(front, Service | None) else None,
     )
-    app.state.service = service
+    app.state.service = front
+    for kind in (ApiError, DraftwoodError, HTTPException, TimeoutError):
+        app.add_exception_handler(kind, _client_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    return app
+
+
+def _with_endpoints(service: Service) -> FastAPI:
+    """The application of a service, without the page's files and what all requests go through."""
+    app = _application(service)
+    _add_health(app, service)
     _add_status(app, service)
     add_completions(app, service)
     add_responses(app, service)
@@ -98,20 +145,35 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     _add_metrics(app, service)
     add_rounds(app, service)
     _add_page_data(app, service)
+    return app
+
+
+def _methods_of(app: FastAPI) -> Callable[[str], Collection[str]]:
+    """Gives the HTTP methods of a path of the application; of others none."""
     api: dict[str, set[str]] = {}
     for route in app.routes:
         api.setdefault(str(getattr(route, "path", "")), set()).update(getattr(route, "methods", None) or ())
+
+    def methods_of(path: str) -> Collection[str]:
+        if path in api:
+            return api[path]
+        begun = (methods for name, methods in api.items() if "{" in name and path.startswith(name.split("{")[0]))
+        return next(begun, ())
+
+    return methods_of
+
+
+def _add_files(app: FastAPI) -> None:
     app.mount("/viewer", PageFiles(directory=str(page.VIEWER)))
     app.mount("/", PageFiles(directory=str(files("draftwood.serve") / "page"), html=True))
-    app.add_middleware(RequestMiddleware, service=service, api=api)
-    if service.settings.allowed_origin:
+
+
+def _add_middleware(app: FastAPI, front: Front, methods_of: Callable[[str], Collection[str]]) -> None:
+    app.add_middleware(RequestMiddleware, service=front, methods_of=methods_of)
+    if front.settings.allowed_origin:
         app.add_middleware(
-            CORSMiddleware, allow_origins=service.settings.allowed_origin, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware, allow_origins=front.settings.allowed_origin, allow_methods=["*"], allow_headers=["*"]
         )
-    for kind in (ApiError, DraftwoodError, HTTPException, TimeoutError):
-        app.add_exception_handler(kind, _client_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    return app
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -121,25 +183,25 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_error(request: Request, error: Exception) -> Response:
-    service: Service = request.app.state.service
+    service: Front = request.app.state.service
     shown = service.client_error(error)
     if shown.status >= 500 and not isinstance(error, ApiError):
         raise error  # for the middleware, which logs it
     return error_response(shown)
 
 
-def _add_status(app: FastAPI, service: Service) -> None:
+def _add_health(app: FastAPI, front: Front) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Whether the engine computes."""
-        if broken := service.async_engine.broken:
+        if broken := front.broken:
             return error_response(ApiError(503, f"the engine is broken: {broken}"))
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
         """Whether requests are taken."""
-        if service.draining.is_set() or service.async_engine.broken:
+        if front.draining.is_set() or front.broken:
             return error_response(ApiError(503, "no requests are taken"))
         return JSONResponse({"status": "ready"})
 
@@ -147,6 +209,55 @@ def _add_status(app: FastAPI, service: Service) -> None:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
+
+def _add_models(app: FastAPI, models: ServedModels) -> None:
+    """Endpoints that are about all models of a server."""
+    _add_health(app, models)
+
+    @app.get("/models")
+    @app.get("/v1/models")
+    async def all_models() -> dict[str, Any]:
+        return {"object": "list", "data": [facts(model) for model in models.models.values()]}
+
+    @app.get("/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return facts(models.named(name))
+
+    def facts(model: ServedModel) -> dict[str, Any]:
+        """What is known of a model; more of one that is loaded."""
+        loaded = model.service is not None
+        more = {} if model.service is None else model_facts(model.service)
+        named = {"id": model.name, "object": "model", "created": models.created, "owned_by": "draftwood"}
+        return {**named, **more, "loaded": loaded, "bytes": model.bytes}
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        return ollama_models({model.name: model.bytes for model in models.models.values()}, models.created)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        services = [model.service for model in models.loaded if model.service is not None]
+        text = joint_text([service.metrics for service in services])
+        return Response(text, media_type=METRICS_TYPE)
+
+
+def model_facts(service: Service) -> dict[str, Any]:
+    """The facts of a model: types, sizes, methods."""
+    names = service.engine.names
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "draftwood",
+        "max_model_len": service.engine.target.context,
+        "chat": bool(service.tokenizer.templates),
+        "method": service.method.name,
+        **{key: names[key] for key in ("dtype", "quantize", "draft_quantize", "kv_dtype") if key in names},
+    }
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -158,17 +269,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         """The facts of that model: types, sizes, methods."""
         check_model(service, name)
-        names = service.engine.names
-        return {
-            "id": service.name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "draftwood",
-            "max_model_len": service.engine.target.context,
-            "chat": bool(service.tokenizer.templates),
-            "method": service.method.name,
-            **{key: names[key] for key in ("dtype", "quantize", "draft_quantize", "kv_dtype") if key in names},
-        }
+        return model_facts(service)
 
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:
@@ -186,9 +287,8 @@ def _usable(service: Service, name: str) -> bool:
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    context, vocab = service.engine.target.context, service.engine.target.vocab_size
-
     async def ids(body: TokenizeRequest) -> list[int]:
+        context = service.engine.target.context
         if body.messages is not None:
             conversation, variables, _ = conversation_of(service, body, body.messages)
             read = partial(service.tokenizer.chat, max_tokens=context, **variables)
@@ -206,7 +306,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     async def tokenized(body: TokenizeRequest) -> Response:
         tokens = await ids(body)
-        about = {"count": len(tokens), "max_model_len": context}
+        about = {"count": len(tokens), "max_model_len": service.engine.target.context}
 
         def document() -> dict[str, Any]:
             return {**about, "tokens": [piece(token) for token in tokens] if body.with_pieces else tokens}
@@ -225,6 +325,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids."""
         check_model(service, body.model)
+        context, vocab = service.engine.target.context, service.engine.target.vocab_size
         if len(body.tokens) > context:
             many = f"there are {len(body.tokens):,} ids, more than the model's context of {context:,}; send fewer"
             raise ApiError(400, many, "tokens")
@@ -238,7 +339,7 @@ def _add_metrics(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.text(), media_type=METRICS_TYPE)
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:

@@ -161,8 +161,8 @@ async def answer(app: FastAPI, entry: BatchEntry) -> Record:
     body = json.dumps(entry.body).encode()
     while True:
         status, content = await post_json(app, entry.url, body, request_id)
-        if status == 500 and service.async_engine.broken:
-            raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
+        if status == 500 and service.broken:
+            raise DraftwoodError(f"the engine is broken: {service.broken}")
         if status != 429:
             return answer_of(entry, status, request_id, json.loads(content))
         await asyncio.sleep(RETRY_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,6 +22,30 @@ LATENCY_BUCKETS = (
 )
 GAP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 MODEL_LABEL = "model_name"
+
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def joint_text(metrics: Sequence[ServerMetrics]) -> bytes:
+    """The answer to a scrape of several models, each sample with its model's name."""
+    families: dict[str, Metric] = {}
+    for one in metrics:
+        one.joules()
+        for family in one.registry.collect():
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            families[family.name].samples += family.samples
+    joint = CollectorRegistry()
+    joint.register(_Collected(families.values()))
+    return generate_latest(joint)
+
+
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class ServerMetrics(Collector):

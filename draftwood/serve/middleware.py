@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.serve.errors import RETRY_AFTER, ApiError, ClientGone, ServerEnded, error_response
-from draftwood.serve.service import Service
+from draftwood.serve.front import Front
 from draftwood.serve.settings import ServeSettings
 
 try:
@@ -103,10 +103,10 @@ class RequestBody:
 
 
 class RequestMiddleware:
-    """Wraps the application; `api` maps each path of the API to its HTTP methods, all other paths are the page's."""
+    """Wraps the application; `methods_of` gives the HTTP methods of a path of the API, of others none."""
 
-    def __init__(self, app: ASGIApp, service: Service, api: Mapping[str, Collection[str]]) -> None:
-        self.app, self.service, self.api = app, service, api
+    def __init__(self, app: ASGIApp, service: Front, methods_of: Callable[[str], Collection[str]]) -> None:
+        self.app, self.service, self._methods = app, service, methods_of
         self._keys = [hashlib.sha256(key.encode()).digest() for key in service.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,13 +167,6 @@ class RequestMiddleware:
             facts = {"request_id": request_id, "method": method, "path": path, "status": status}
             facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **logged}
             self._log(facts)
-
-    def _methods(self, path: str) -> Collection[str]:
-        """The HTTP methods of a path of the API; of others none."""
-        if path in self.api:
-            return self.api[path]
-        begun = (methods for name, methods in self.api.items() if "{" in name and path.startswith(name.split("{")[0]))
-        return next(begun, ())
 
     def _check(self, scope: Scope, headers: dict[str, str], body: RequestBody) -> None:
         settings, path = self.service.settings, scope["path"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -106,9 +106,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
         """The one model that is served."""
-        changed = datetime.fromtimestamp(service.created, UTC).isoformat()
-        model = {"name": service.name, "model": service.name, "modified_at": changed, "size": 0, "digest": ""}
-        return {"models": [{**model, "details": {}}]}
+        return ollama_models({service.name: 0}, service.created)
 
     @app.post("/api/show")
     async def show(body: ShowRequest) -> dict[str, Any]:
@@ -121,6 +119,13 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     def named(model: str) -> str:
         """A model's name without the tag that Ollama's clients add."""
         return model if model == service.name else model.removesuffix(":latest")
+
+
+def ollama_models(sizes: Mapping[str, int], created: int) -> dict[str, Any]:
+    """The list of models by name, with the bytes of each, as Ollama has it."""
+    changed = datetime.fromtimestamp(created, UTC).isoformat()
+    named = [{"name": name, "model": name, "size": size} for name, size in sizes.items()]
+    return {"models": [{**one, "modified_at": changed, "digest": "", "details": {}} for one in named]}
 
 
 def _line(run: RequestRun, key: str, parts: ReplyFields) -> dict[str, Any]:

@@ -16,11 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from draftwood.engine.engine import Engine
-from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError, DraftwoodError
-from draftwood.serve.app import create_app
-from draftwood.serve.service import Service
+from draftwood.serve.front import Front
 from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -85,16 +82,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(
-    engine: Engine, settings: ServeSettings, method: MethodSpec | None = None, listening: socket.socket | None = None
-) -> None:
-    """Serve until SIGTERM or Ctrl-C, which let running requests end first; a second one does not.
+def run(app: FastAPI, settings: ServeSettings, listening: socket.socket | None = None) -> None:
+    """Serve an application until SIGTERM or Ctrl-C, which let running requests end first; a second one does not.
 
-    `listening` is what `listen` gave, if it was asked before the engine was loaded. Raises KeyboardInterrupt after
+    `listening` is what `listen` gave, if it was asked before the models were loaded. Raises KeyboardInterrupt after
     Ctrl-C, DraftwoodError where the engine broke.
     """
-    app = create_app(engine, settings, method)
-    service: Service = app.state.service
+    service: Front = app.state.service
     listening = listening or listen(settings)
     listening.listen()  # whoever reads the line below may connect at once
     host, port = listening.getsockname()[:2]
@@ -108,8 +102,8 @@ def run(
     address = f"[{host}]" if ":" in host else host
     print(f"draftwood serves {service.name} on http://{address}:{port} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     ended_by = asyncio.run(_serve(server, service, listening))
-    if service.async_engine.broken:
-        raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
+    if service.broken:
+        raise DraftwoodError(f"the engine is broken: {service.broken}")
     if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
 
@@ -144,7 +138,7 @@ def listen(settings: ServeSettings) -> socket.socket:
     return listening
 
 
-async def _serve(server: _Server, service: Service, listening: socket.socket) -> int | None:
+async def _serve(server: _Server, service: Front, listening: socket.socket) -> int | None:
     """Serve until the end; returns the signal that ended it, if any."""
     loop, ended_by, hurry = asyncio.get_running_loop(), None, asyncio.Event()
 
@@ -167,7 +161,7 @@ async def _serve(server: _Server, service: Service, listening: socket.socket) ->
     return ended_by
 
 
-async def _drained(server: _Server, service: Service, hurry: asyncio.Event) -> None:
+async def _drained(server: _Server, service: Front, hurry: asyncio.Event) -> None:
     """When the server is told to end: wait for what runs, unless in a hurry, tell what is left of it, then close."""
     await service.draining.wait()
     log.info("no more requests are taken; %d are being worked on", service.busy)
@@ -179,16 +173,16 @@ async def _drained(server: _Server, service: Service, hurry: asyncio.Event) -> N
     server.should_exit = True
 
 
-async def _idle(service: Service, seconds: float, hurry: asyncio.Event | None = None) -> None:
+async def _idle(service: Front, seconds: float, hurry: asyncio.Event | None = None) -> None:
     """Wait until no request is worked on, but not longer."""
     until = asyncio.get_running_loop().time() + seconds
     while service.busy and asyncio.get_running_loop().time() < until and not (hurry and hurry.is_set()):
         await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
-async def _watch(server: _Server, service: Service) -> None:
+async def _watch(server: _Server, service: Front) -> None:
     """Close when the engine is broken."""
-    while not service.async_engine.broken:
+    while not service.broken:
         await asyncio.sleep(ENGINE_POLL_SECONDS)
-    log.error("the engine is broken: %s", service.async_engine.broken)
+    log.error("the engine is broken: %s", service.broken)
     server.should_exit = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,10 @@ from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.explain.text import spelling
 from draftwood.methods import Method
 from draftwood.serve.errors import ApiError, ServerEnded, api_error
+from draftwood.serve.front import Front
 from draftwood.serve.metrics import ServerMetrics
 from draftwood.serve.public import PublicView
 from draftwood.serve.settings import ServeSettings
-
-log = logging.getLogger(__name__)
 
 LOAD_SECONDS = 1.0  # between reports of the load
 POOL_THREADS = 2  # the computer's cores are for the models
@@ -77,14 +75,18 @@ class WorkerPool:
         return Response(text, media_type="application/json")
 
 
-class Service:
-    """An engine that is served."""
+class Service(Front):
+    """An engine that is served, alone or as a model of a `front`."""
 
-    def __init__(self, engine: Engine, settings: ServeSettings, method: MethodSpec | None = None) -> None:
+    def __init__(
+        self, engine: Engine, settings: ServeSettings, method: MethodSpec | None = None, front: Front | None = None
+    ) -> None:
         if engine.tokenizer is None:
             raise ConfigurationError("a server needs a tokenizer; serve a checkpoint directory that has one")
-        self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
-        self.keys = settings.keys()
+        super().__init__(settings)
+        self.engine, self.tokenizer = engine, engine.tokenizer
+        if front is not None:
+            self.draining = front.draining
         self.method: Method = engine.method(method)
         target = str(engine.names.get("target", "model"))
         self.name = settings.served_model_name or (Path(target).name if Path(target).exists() else target)
@@ -99,9 +101,6 @@ class Service:
         self.spell: Callable[[Sequence[int]], str] = lambda tokens: (
             cached(*tokens) if len(tokens) == 1 else spell(tokens)
         )
-        self.draining = asyncio.Event()
-        self.busy = 0  # requests that are being worked on
-        self.ended = False  # whether they are no longer waited for
         seconds = settings.request_seconds
         self.prompts = WorkerPool("prompts", POOL_THREADS, seconds)
         self.texts = WorkerPool("texts", POOL_THREADS, seconds)  # for requests of ids, or of the text of some ids
@@ -109,8 +108,11 @@ class Service:
         self.grammars = WorkerPool("grammars", 1, seconds)
         self.answers = WorkerPool("answers", POOL_THREADS, seconds)
 
+    @property
+    def broken(self) -> str | None:
+        return self.async_engine.broken
+
     async def aclose(self) -> None:
-        """End all requests with ServerEnded, and the threads that work for them."""
         self.ended = True
         await self.async_engine.aclose(ServerEnded())
         for pool in (self.prompts, self.texts, self.conversations, self.grammars, self.answers):
@@ -124,13 +126,6 @@ class Service:
         elif isinstance(error, ModelError):
             text = text.partition("; ")[0] + "; only who runs this server can mend that"
         return ApiError(raw.status, text, raw.param, raw.code, raw.headers)
-
-    def logged_error(self, error: Exception, when: str) -> ApiError:
-        """As `client_error`; what is the server's own fault is logged with its traceback."""
-        shown = self.client_error(error)
-        if shown.status == 500:
-            log.error("a request failed %s", when, exc_info=error)
-        return shown
 
     def echo(self, prompt: Sequence[int]) -> str:
         """The text of a prompt as far as it is certain: an answer completes a character that ends inside."""

@@ -77,20 +77,28 @@ def running(
 ) -> Iterator[Running]:
     """A server for a while; at its end nothing runs and all memory is back."""
     app = create_app(engine, settings or ServeSettings(), method)
+    with listening(app, port) as url:
+        served = Running(url, app, engine)
+        try:
+            yield served
+            served.wait(served.idle)
+            engine.reset_prefix_cache()
+            assert engine.memory["used"] == 0
+        finally:
+            served.client.close()
+
+
+@contextlib.contextmanager
+def listening(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """The address of an application that is served for a while."""
     server = uvicorn.Server(uvicorn_config(app))
     thread = threading.Thread(target=server.run, args=([listen(ServeSettings(port=port))],))
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    served = Running(f"http://127.0.0.1:{port}", app, engine)
     try:
-        yield served
-        served.wait(served.idle)
-        engine.reset_prefix_cache()
-        assert engine.memory["used"] == 0
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        served.client.close()
-        served.service.draining.set()
+        app.state.service.draining.set()
         server.should_exit = True
         thread.join()

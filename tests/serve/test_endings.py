@@ -174,7 +174,7 @@ def test_a_full_disk_ends_no_server(long_target: Path) -> None:
 
 def test_unknown_paths_are_not_found(served: Running) -> None:
     for method in ("GET", "POST", "PUT", "DELETE"):
-        for path in ("/v1/embeddings", "/v1/methods/other", "/nothing.js", "/viewer/nothing", "/v1/completions/"):
+        for path in ("/v1/audio/speech", "/v1/methods/other", "/nothing.js", "/viewer/nothing", "/v1/completions/"):
             answer = served.client.request(method, path)
             assert answer.status_code == 404, (method, path)
             error = answer.json()["error"]
