@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,8 +108,9 @@ def test_a_model_answers_before_it_goes(several: Several) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted((names[i % 3], texts[names[i % 3]]) for i in range(12))
-    held = sum(model.bytes for model in several.models.loaded)
-    assert held <= several.models.limit and all(not model.users for model in several.models.models.values())
+    assert sum(model.bytes for model in several.models.loaded) <= several.models.limit
+    while any(model.users for model in several.models.models.values()):  # a client has its answer a little earlier
+        time.sleep(0.01)
 
 
 def test_endpoints(several: Several) -> None:
