@@ -116,7 +116,8 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
             of = raw["block_multiple_of"]
             inner = -(-int(raw["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // of) * of
         layers = _some("attention.head_count_kv", heads, raw["layer_types"])
-        return {"shortconv.l_cache": raw["conv_L_cache"], "feed_forward_length": inner, **layers}
+        epsilon = {"attention.layer_norm_rms_epsilon": raw["norm_eps"]}
+        return {"shortconv.l_cache": raw["conv_L_cache"], "feed_forward_length": inner, **layers, **epsilon}
     if kind == "nemotron_h":
         types = raw["layers_block_type"]
         feeds = [raw["intermediate_size"] if each == "mlp" else 0 for each in types]
