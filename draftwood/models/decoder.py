@@ -24,6 +24,8 @@ from draftwood.models.flat import (
     AttentionMetadata,
     CachedKV,
     KVStore,
+    TextKV,
+    TextPass,
     group_segments,
     visibility,
     written_rows,
@@ -192,16 +194,28 @@ class Decoder(DecoderWeights):
                 cos, sin = (part[batch.positions][None] for part in tables)
             attend = ordered if cpu else fused
             metadata.append(AttentionMetadata(cos, sin, attend, None, groups, taken, places))
-        return metadata
+        return self._with_inputs(metadata, batch.tokens[None])
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Embeddings of tokens at positions, of one shape [...]: the input [..., D] of the first layer."""
-        x: Tensor = self.embed(tokens)
-        if self.config.embedding_scale != 1:  # rounded to the dtype first, as it was when the models were trained
-            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        x = self._scaled(tokens)
         if self.position is not None:
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
         return x
+
+    def _scaled(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embed(tokens)
+        if self.config.embedding_scale != 1:  # rounded to the dtype first, as it was when the models were trained
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        return x
+
+    def _with_inputs(self, metadata: list[AttentionMetadata], tokens: Tensor | None) -> list[AttentionMetadata]:
+        """The metadata of rows of tokens [B, N] with their per-layer inputs, where the model has some."""
+        if self.per_layer_embeddings is not None and tokens is not None:
+            inputs = self.per_layer_embeddings(tokens, self._scaled(tokens))
+            for meta in metadata:
+                meta.per_layer_inputs = inputs
+        return metadata
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: hidden [n, D] -> logits [n, V], in float32 unless the model is float64."""
@@ -221,17 +235,31 @@ class Decoder(DecoderWeights):
 
     def train_forward(self, tokens: Tensor) -> Tensor:
         """Plain causal forward without a cache, differentiable: tokens [B, T] -> logits [B, T, V]."""
-        x = self.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
-        return self._head(self.train_layers(x, 0, self.n_layers))
+        texts = self.texts(tokens)
+        return self._head(self.train_layers(texts.x, 0, self.n_layers, texts))
 
-    def train_layers(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Layers [start, stop) of `train_forward`: x [B, T, D] at positions 0, 1, ... -> [B, T, D]."""
-        metadata = self.train_metadata(x)
+    def texts(self, tokens: Tensor, dtype: torch.dtype | None = None) -> TextPass:
+        """Texts of tokens [B, T] for `train_layers`, one range of layers after the other, in `dtype` or the model's."""
+        x = self.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None]).to(dtype)
+        return TextPass(x, self.train_metadata(x, tokens), self._text_stores())
+
+    def train_layers(self, x: Tensor, start: int, stop: int, texts: TextPass | None = None) -> Tensor:
+        """Layers [start, stop) of `train_forward`: x [B, T, D] at positions 0, 1, ... -> [B, T, D].
+
+        `texts` are needed where layers read more than x: per-layer embeddings, keys and values of earlier layers.
+        """
+        texts = texts or TextPass(x, self.train_metadata(x), self._text_stores())
         for layer in range(start, stop):
-            x = self.layers[layer](x, metadata[self.kinds[layer]], None)
+            x = self.layers[layer](x, texts.metadata[self.kinds[layer]], texts.stores[layer])
         return x
 
-    def train_metadata(self, x: Tensor) -> list[AttentionMetadata]:
+    def _text_stores(self) -> list[TextKV | None]:
+        """Of each layer, where it makes keys and values for others or reads another's."""
+        lenders = [self.config.layer(number).kv_layer for number in range(self.n_layers)]
+        stores: list[TextKV | None] = [TextKV() if number in lenders else None for number in range(self.n_layers)]
+        return [own if lender is None else stores[lender] for own, lender in zip(stores, lenders, strict=True)]
+
+    def train_metadata(self, x: Tensor, tokens: Tensor | None = None) -> list[AttentionMetadata]:
         """For each kind of layer: rotary tables and the causal mask of texts x [B, T, D] at positions 0, 1, ..."""
         n = x.shape[1]
         metadata: list[AttentionMetadata] = []
@@ -243,4 +271,4 @@ class Decoder(DecoderWeights):
             if rotary is not None:
                 cos, sin = (table[:n] for table in rotary.tables(n, x.device, x.dtype))
             metadata.append(AttentionMetadata(cos, sin, fused, bias))
-        return metadata
+        return self._with_inputs(metadata, tokens)

@@ -42,6 +42,7 @@ class DecoderConfig:
     post_norm: bool = False  # norms behind them, before the sums
     joined: bool = False  # mixer and feed-forward read the same rows (a parallel residual)
     scalar: bool = False  # the rows behind each layer are multiplied by a number of the layer
+    hidden_size_per_layer_input: int = 0  # width of what each layer gets of a token beside the rows; 0: nothing
     residual_multiplier: float = 1.0  # of what mixer and feed-forward add
     qk_norm: str | None = None  # of queries and keys: one weight for all heads, each their own, the whole of them
     late_qk_norm: bool = False  # it comes after the rotation

@@ -14,6 +14,7 @@ from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.layer import Layer, PartReads
 from draftwood.models.layers.part import norm_parameters
+from draftwood.models.layers.per_layer_input import PerLayerEmbeddings
 from draftwood.models.modules import Embedding, Linear, bytes_of
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.recurrent_states import RecurrentShape
@@ -46,7 +47,9 @@ class DecoderWeights(nn.Module):
         self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding
         self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
         each = [self.local.layer(number) for number in range(self.n_layers)]
-        self.layers = nn.ModuleList(Layer(layer, parallel) for layer in each)
+        self.layers = nn.ModuleList(Layer(layer, parallel, number) for number, layer in enumerate(each))
+        embeds = config.hidden_size_per_layer_input > 0
+        self.per_layer_embeddings = PerLayerEmbeddings(config) if embeds else None
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
         self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=config.head_bias)
         if config.tie_word_embeddings and parallel.size == 1:
@@ -119,7 +122,9 @@ class DecoderWeights(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward of many rows reads: all but the tables of embeddings."""
         own = sum(part.nbytes for part in self.parameters(recurse=False))
-        apart = {self, self.embed, self.position, *self.embed.children()} - {self.head}
+        tables = [self.embed, self.position, getattr(self.per_layer_embeddings, "table", None)]
+        apart = {self, *tables, *(part for table in tables if table is not None for part in table.children())}
+        apart.discard(self.head)
         return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)
 
     @property

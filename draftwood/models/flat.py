@@ -62,6 +62,7 @@ class AttentionMetadata:
     query_rows: Tensor | None = None  # [Q] row of the batch for each query of the groups; None: the rows in order
     row_queries: Tensor | None = None  # [N] query of each row, to undo `query_rows`
     beside: Tensor | None = None  # [B, N, D] what trained heads read beside the rows: the tokens' embeddings
+    per_layer_inputs: Tensor | None = None  # [B, N, layers, W] of layers with per-layer embeddings
 
 
 class KVStore(Protocol):
@@ -102,6 +103,30 @@ class CachedKV:
             parts.append(meta.attend(queries, keys, values, group.bias, scores).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if meta.row_queries is None else out[meta.row_queries])[None]
+
+
+@dataclass(slots=True)
+class TextKV:
+    """The keys and values of one layer in training, where rows of whole texts see one another; others may read them."""
+
+    made: tuple[Tensor, Tensor] | None = None  # [B, kv_heads, N, D] each
+    states: StateStore | None = None
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
+        if k is not None and v is not None:
+            self.made = k.transpose(1, 2), v.transpose(1, 2)
+        assert self.made is not None
+        out: Tensor = meta.attend(q, *self.made, meta.bias, scores)
+        return out
+
+
+@dataclass(slots=True)
+class TextPass:
+    """Whole texts on their way through the layers, in training: where they begin, and what layers read beside x."""
+
+    x: Tensor  # [B, T, D] input of the first layer
+    metadata: list[AttentionMetadata]  # of each kind of layer
+    stores: list[TextKV | None]  # of each layer
 
 
 def written_rows(batch: Batch, cache: Cache, heads: int) -> Tensor:

@@ -93,7 +93,8 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
     layers: Any = decoder.layers
     total = sum(part.numel() for part in layers.parameters() if part.dim() > 1)
     made = Matrices()
-    x = None if rows is None else decoder.embedded(rows, torch.arange(rows.shape[1])[None]).float()
+    texts = None if rows is None else decoder.texts(rows, torch.float32)
+    x = None if texts is None else texts.x
     advance(0)
     for i, layer in enumerate(layers):
         layers[i] = block = copy.deepcopy(layer).float()
@@ -105,7 +106,7 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
                     _replace(made, f"layers.{i}.{name}", linear, ())
                 else:  # as soon as its inputs are known
                     linear.register_forward_pre_hook(partial(_replace, made, f"layers.{i}.{name}"))
-            x = None if x is None else decoder.train_layers(x, i, i + 1)
+            x = None if x is None else decoder.train_layers(x, i, i + 1, texts)
             for name, linear in matrices.items():
                 if f"layers.{i}.{name}" not in made.columns:  # an expert that no row of the text chose
                     _replace(made, f"layers.{i}.{name}", linear, ())

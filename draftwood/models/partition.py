@@ -89,6 +89,8 @@ class Parallel:
         if module == "qkv":
             queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
             queries *= 2 if c.output_gate else 1
+            if c.kv_layer is not None:
+                return ParameterPart((self._share(queries),))
             starts = queries + first, queries + keys + first
             return ParameterPart((self._share(queries), *(slice(start, start + span) for start in starts)))
         if module in ("gate_up", "up"):
@@ -142,6 +144,8 @@ def check(config: DecoderConfig, size: int, source: object) -> None:
         "experts": any(layer.experts for layer in each),
         "norms over all heads": any(layer.qk_norm == "whole" for layer in each),
         "sinks": any(layer.sinks for layer in each),
+        "layers that read the keys of others": any(layer.kv_layer is not None for layer in each),
+        "per-layer embeddings": config.hidden_size_per_layer_input > 0,
     }
     if any(whole.values()):
         what = next(name for name, there in whole.items() if there)

@@ -150,9 +150,10 @@ class ExitRun(TrainingRun):
         """The module's inputs for tokens [B, T] and, if asked for, the target's log-probabilities [B, T, V]."""
         target, states, before = self.target, dict[int, Tensor](), 0
         with self._autocast():
-            x = target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+            texts = target.texts(tokens)
+            x = texts.x
             for layer in sorted({*self.reads, *([target.n_layers] if answered else [])}):
-                states[layer] = x = target.train_layers(x, before, layer)
+                states[layer] = x = target.train_layers(x, before, layer, texts)
                 before = layer
             answer = torch.log_softmax(target.logits(x), -1) if answered else None
             return self.inputs(states, tokens), answer

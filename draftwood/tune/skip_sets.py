@@ -23,7 +23,7 @@ from draftwood.models.base import Batch, Segment
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import layered
-from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other, save
+from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other, lenders, save
 from draftwood.sampling.distributions import warp
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds, row_counts
@@ -276,7 +276,7 @@ def search_skip_sets(
     evidence = WrittenTexts.written(engine, prompts, params, max_new_tokens, seed)
     costs = SublayerCosts.measured(target, gamma)
     ranked = search(target, evidence, costs, budget, gamma, search_seed, on_progress)
-    usual = predict(target, every_other(target.n_layers), evidence, costs, gamma)
+    usual = predict(target, every_other(target.n_layers, lenders(target)), evidence, costs, gamma)
     sampled = params.model_dump(mode="json")
     about = {"search_seed": search_seed, "texts": len(evidence.texts), "sampling": sampled}
     return SkipSearch(target, ranked, usual, about)
@@ -295,9 +295,10 @@ def search(
 
     `on_progress` is called with the best one so far after each. Ctrl-C ends the search early.
     """
-    layers = target.n_layers
-    names = [(kind, layer) for layer in range(layers) for kind in ("attention", "mlp")]
-    usual = every_other(layers)
+    layers, lent = target.n_layers, lenders(target)
+    both = [(kind, layer) for layer in range(layers) for kind in ("attention", "mlp")]
+    names = [(kind, layer) for kind, layer in both if kind == "mlp" or layer not in lent]
+    usual = every_other(layers, lent)
     first = {f"{kind} {layer}": SKIP if layer in getattr(usual, kind) else KEEP for kind, layer in names}
     likely = TPESearch({f"{kind} {layer}": (KEEP, SKIP) for kind, layer in names}, seed, budget, first)
     judged: dict[Skipped, SkipPrediction] = {}

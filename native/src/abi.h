@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 8 };
+enum { DW_VERSION = 9 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -49,9 +49,14 @@ typedef struct {
   const void *embeddings /* a matrix of [vocabulary] outputs, or null: the model reads hidden states */, *positions /* [..][width], or null */;
   const float *norm, *norm_bias;
   const void* head;
+  int32_t inputs /* of a token: as many as there are layers */, input_width; /* per-layer embeddings: an input is the sum of
+      the table's, times input_scale, and of the normalised one that the projection makes of the embedding, over sqrt(2) */
+  float input_scale;
+  const void *input_table /* matrix of [vocabulary] outputs of inputs * input_width, or null */, *input_projection;
+  const float* input_norm; /* [input_width] */
 } dw_shape;
 
-enum { DW_ATTENTION, DW_FEED_FORWARD, DW_EXPERTS };    /* kinds of parts */
+enum { DW_ATTENTION, DW_FEED_FORWARD, DW_EXPERTS, DW_PER_LAYER_INPUT }; /* kinds of parts */
 enum { DW_RECURRENT = 16 };                            /* set by dw_model_recurrence */
 enum { DW_ONE_NORM, DW_HEAD_NORMS, DW_WHOLE_NORM };    /* of queries and keys: one weight [head_dim] for all heads, own ones
                                                           [heads][head_dim], or a norm over all heads together */
@@ -68,7 +73,8 @@ typedef struct {
   const void *const *up, *const *down; /* [count + shared] matrices */
 } dw_experts;
 
-/* One half of a layer: attention (up = qkv, down = o), feed-forward (up = gate and up, or up) or experts (no up, no down). */
+/* One half of a layer: attention (up = qkv, down = o), feed-forward (up = gate and up, or up), experts (no up, no down) or
+   what the token's input of the layer gives (up = gate). */
 typedef struct {
   int32_t kind, joined /* reads the rows that the part before has read, and not its sum */, layer_norm;
   int32_t heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
@@ -85,6 +91,7 @@ typedef struct {
   const dw_experts* experts;
   const float* scalar; /* [1] what the rows behind the part are multiplied by, or null */
   float gate_scale; /* of a feed-forward's gates, before their activation */
+  int32_t input;    /* number of the input */
 } dw_part;
 
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,

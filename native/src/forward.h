@@ -1,6 +1,7 @@
 // What the threads of one forward share, and what each part of a layer has to do with the rows.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Forward {
   float* x;          // [rows][width] residual stream
   float* branch;     // [rows][wide] output of a product
   float* inner;      // [rows][heads * head_dim] attention
+  float* inputs;     // [rows][inputs * input_width] of layers, beside the rows; or null
   void* operand;     // input of a product
   int32_t* lists;    // the rows' slots in order of position
   const int64_t* list_at;  // [rows] where each begins
@@ -201,7 +203,8 @@ struct Forward {
     each(crew, batch.rows, [&](int64_t i) {
       float *gate = branch + i * wide, *tmp = own(crew);
       for (int64_t d = 0; part.gate_scale != 1 && part.gate_scale && d < m.k; d++) gate[d] *= part.gate_scale;
-      k.activate(part.activation, gate, part.gated ? gate + m.k : nullptr, m.k, tmp);
+      const float* up = part.kind == DW_PER_LAYER_INPUT ? input(i) + part.input * m.k : part.gated ? gate + m.k : nullptr;
+      k.activate(part.activation, gate, up, m.k, tmp);
       k.convert(m, tmp, operand, i, batch.rows);
     });
     multiply(crew, m, batch.rows, wide);
@@ -213,11 +216,37 @@ struct Forward {
       std::memcpy(row, batch.hidden + i * s().width, 4 * s().width);
       return;
     }
+    scaled(i, row);
+    for (int64_t d = 0; s().positions && d < s().width; d++) row[d] += position(i, d);
+  }
+
+  // The token's embedding.
+  void scaled(int64_t i, float* row) const {
     unpack(matrix(s().embeddings), batch.token[i], row);
-    for (int64_t d = 0; d < s().width; d++) {
-      row[d] *= s().embedding_scale;
-      if (s().positions) row[d] += position(i, d);
-    }
+    for (int64_t d = 0; d < s().width; d++) row[d] *= s().embedding_scale;
+  }
+
+  float* input(int64_t i) const { return inputs + i * s().inputs * s().input_width; }
+
+  // What the layers get of the rows' tokens beside the rows.
+  void give_inputs(Crew& crew) const {
+    const Matrix& m = matrix(s().input_projection);
+    const int64_t width = s().input_width;
+    const float scale = 1 / std::sqrt(static_cast<float>(s().width)), half = std::sqrt(0.5f);
+    each(crew, batch.rows, [&](int64_t i) {
+      scaled(i, own(crew));
+      k.convert(m, own(crew), operand, i, batch.rows);
+    });
+    multiply(crew, m, batch.rows, wide);
+    each(crew, batch.rows, [&](int64_t i) {
+      float *made = branch + i * wide, *given = input(i), *tmp = own(crew);
+      unpack(matrix(s().input_table), batch.token[i], given);
+      for (int64_t d = 0; d < m.n; d++) made[d] *= scale;
+      for (int64_t at = 0; at < m.n; at += width) {
+        k.norm(false, made + at, s().input_norm, nullptr, width, s().eps, tmp);
+        for (int64_t d = 0; d < width; d++) given[at + d] = (given[at + d] * s().input_scale + tmp[d]) * half;
+      }
+    });
   }
 
   float position(int64_t i, int64_t d) const {

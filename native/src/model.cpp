@@ -33,6 +33,7 @@ static void run(const Forward& f, Crew& crew, char* mixture) {
     f.embed(i);
     f.list(i);
   });
+  if (f.inputs) f.give_inputs(crew);
   const dw_part* last = nullptr;
   for (int layer = batch.start; layer < batch.stop; layer++) {
     for (const dw_part& part : f.model.layers[layer]) {
@@ -77,7 +78,8 @@ void Model::check(const dw_batch& batch, const dw_walks* walks) const {
     for (int64_t j = from; j < batch.path_end[i]; j++)
       demand(within(batch.path[j], batch.capacity[segment]), "a slot that is seen lies outside of its extent");
     demand(within(batch.position[i], batch.reach), "a position is not below the model's context");
-    demand(batch.hidden || (shape.embeddings && within(batch.token[i], shape.vocabulary)), "a token is not in the vocabulary");
+    demand((batch.hidden && !shape.input_table) || (shape.embeddings && within(batch.token[i], shape.vocabulary)),
+           "a token is not in the vocabulary");
   }
   for (int64_t n = 0; n < batch.segments; n++) {
     demand(batch.base[n] >= 0 && batch.base[n] + static_cast<int64_t>(batch.capacity[n]) <= batch.slots,
@@ -132,6 +134,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
       group = std::max<int64_t>(group, part.heads / part.kv_heads);
       fewest = std::min<int64_t>(fewest, part.kv_heads);
     }
+  if (shape.input_table) wide = std::max(wide, product(shape.input_projection, rows));
   if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);
   const int threads = std::max(1, batch.threads);
   const int64_t most = std::max<int64_t>(1, std::min(QUERIES / group, rows * fewest / (2 * threads)));  // two items for each thread at least
@@ -142,7 +145,8 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
   const int64_t own = up(std::max<int64_t>({widest, got, folded, static_cast<int64_t>(QUERIES * up(longest, PANEL))}) + 64, 16);
   const Forward f{*this, batch, k, x.room<float>(rows * shape.width),
                   branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
-                  inner.room<float>(rows * got), operand.room<char>(operands),
+                  inner.room<float>(rows * got),
+                  shape.input_table ? inputs.room<float>(rows * shape.inputs * shape.input_width) : nullptr, operand.room<char>(operands),
                   lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks};
   char* mixture = mixed ? pairs.room<char>(mixed) : nullptr;
   together(threads, [&](Crew& crew) { run(f, crew, mixture); });

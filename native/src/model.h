@@ -34,7 +34,7 @@ class Model {
   void check(const dw_batch& batch, const dw_walks* walks) const;
 
   std::mutex mutex;  // one forward at a time
-  Buffer x, branch, inner, operand, lists, scratch, pairs;
+  Buffer x, branch, inner, inputs, operand, lists, scratch, pairs;
 };
 
 }  // namespace dw

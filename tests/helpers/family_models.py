@@ -263,7 +263,12 @@ GEMMA_4 = {
     **{"head_dim": 12, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "sliding_window": 4},
     "layer_types": [SLIDING, FULL, FULL],
 }
+GEMMA_4_E = {
+    **{**GEMMA_4, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    **{"layer_types": [SLIDING, FULL] * 3, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 96},
+}
 VARIANTS |= {
+    "gemma4_per_layer": ("gemma4_text", GEMMA_4_E),
     "gemma4": ("gemma4_text", {**GEMMA_4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     "gemma4_values": ("gemma4_text", {**GEMMA_4, "num_hidden_layers": 4, "layer_types": None}),
 }
@@ -354,6 +359,9 @@ def randomised(model: Any, seed: int) -> Any:
         noise = torch.randn(parameter.shape, generator=generator)
         norm = parameter.ndim == 1 and key.endswith("weight")
         parameter.copy_(1 + 0.3 * noise if norm else 0.25 * noise)
+    for key, buffer in model.named_buffers():
+        if key.endswith("layer_scalar"):
+            buffer.fill_(1 + 0.1 * float(torch.randn(1, generator=generator)))
     return model
 
 

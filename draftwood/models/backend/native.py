@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
-ATTENTION_PART, FEED_FORWARD_PART, EXPERTS_PART = range(3)
+ATTENTION_PART, FEED_FORWARD_PART, EXPERTS_PART, PER_LAYER_INPUT_PART = range(4)
 QK_NORMS = {"one": 0, "each": 1, "whole": 2}
 PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
@@ -36,6 +36,9 @@ class ModelShape(Structure):
         *_fields(c_int32, "width vocabulary layer_norm half_positions position_offset"),
         *_fields(c_float, "eps logit_softcap logit_scale embedding_scale"),
         *_fields(c_void_p, "embeddings positions norm norm_bias head"),
+        *_fields(c_int32, "inputs input_width"),
+        ("input_scale", c_float),
+        *_fields(c_void_p, "input_table input_projection input_norm"),
     ]
 
 
@@ -55,6 +58,7 @@ class ModelPart(Structure):
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
         *_fields(c_void_p, "sinks experts scalar"),
         ("gate_scale", c_float),
+        ("input", c_int32),
     ]
 
 

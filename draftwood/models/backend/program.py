@@ -17,6 +17,7 @@ from draftwood.models.backend.native import (
     ATTENTION_PART,
     EXPERTS_PART,
     FEED_FORWARD_PART,
+    PER_LAYER_INPUT_PART,
     PLANE_TYPES,
     QK_NORMS,
     MixtureShape,
@@ -35,6 +36,7 @@ from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
+from draftwood.models.layers.per_layer_input import PerLayerEmbeddings, PerLayerInput
 from draftwood.models.layers.recurrent import Recurrence
 from draftwood.models.recurrent_states import RecurrentStates
 from draftwood.models.rotary import Rotary
@@ -66,6 +68,8 @@ class Program:
             self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
             *(self._norm(decoder.norm), self._vector(decoder.norm_bias), self._matrix(decoder.head)),
         )
+        if decoder.per_layer_embeddings is not None:
+            self._inputs(shape, decoder.per_layer_embeddings, decoder.dtype)
         self.handle = lib.dw_model(byref(shape), self.n_layers)
         check(not self.handle)
         self._before = 0, 0  # numbers of earlier recurrent layers in a token's inputs, and in a state
@@ -95,9 +99,16 @@ class Program:
     def _embeddings(self, decoder: DecoderWeights) -> Any:
         """The handle of the matrix of embeddings; None for a model that reads hidden states."""
         embed = decoder.embed
-        if isinstance(embed, NativeEmbedding):
-            return self._matrix(embed.matrix)
-        return self._matrix(NativeMatrix(embed.weight, None)) if len(embed.weight) else None
+        return self._table(embed) if isinstance(embed, NativeEmbedding) or len(embed.weight) else None
+
+    def _table(self, embed: Any) -> Any:
+        return self._matrix(embed.matrix if isinstance(embed, NativeEmbedding) else NativeMatrix(embed.weight, None))
+
+    def _inputs(self, shape: ModelShape, given: PerLayerEmbeddings, dtype: torch.dtype) -> None:
+        shape.inputs, shape.input_width = self.config.num_hidden_layers, given.width
+        shape.input_scale = float(torch.tensor(given.width**0.5, dtype=dtype))
+        shape.input_table, shape.input_projection = self._table(given.table), self._matrix(given.project)
+        shape.input_norm = self._norm(given.norm)
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
@@ -137,6 +148,9 @@ class Program:
             native.activation = ACTIVATION_NUMBERS["steep silu" if part.how.limit else c.hidden_act]
         elif isinstance(part, Recurrence):
             up, down = part.into, part.out
+        elif isinstance(part, PerLayerInput):
+            up, down, native.kind, native.input = part.gate, part.project, PER_LAYER_INPUT_PART, part.number
+            native.activation = ACTIVATION_NUMBERS[c.hidden_act]
         else:
             assert isinstance(part, FeedForward)
             up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART

@@ -32,7 +32,8 @@ from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.parameters import ParameterReader, pack_embeddings, sources_of
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors, Scheme
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
-from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors, as_stored, check_unread
+from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
+from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.kv_rows import kv_dtype_of
@@ -325,7 +326,8 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no machine can count
         raise ModelError(f"{path} asks for a model larger than any memory; fetch or correct it") from error
     for name, parameter in first.named_parameters():
-        if name != "head.weight" or not config.tie_word_embeddings:
+        tied = name == "head.weight" and config.tie_word_embeddings
+        if not tied and not name.startswith("per_layer_embeddings."):  # which are as wide as all layers
             sources_of(tensors, family, name, parameter.shape)
     with torch.device("meta"):
         layer = Layer(config.layer(config.num_hidden_layers - 1))

@@ -17,7 +17,8 @@ from draftwood.models.checkpoints.families.family import Family, pattern_of
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
-from draftwood.models.checkpoints.stored import EMBED_WEIGHT, Tensors
+from draftwood.models.checkpoints.stored import Tensors
+from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT, PER_LAYER_TABLE
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.partition import Parallel, ParameterPart
@@ -51,8 +52,8 @@ class ParameterReader:
         module: Any = model.get_submodule(path)
         if isinstance(module, nn.Linear):
             self._put_matrix(model, path, shape)
-        elif name == EMBED_WEIGHT and self.own_bits and (rows := self._stored(name, shape)):
-            model.embed = NativeEmbedding(NativeMatrix(rows, None))
+        elif name in (EMBED_WEIGHT, PER_LAYER_TABLE) and self.own_bits and (rows := self._stored(name, shape)):
+            _replace(model, path, NativeEmbedding(NativeMatrix(rows, None)))
         elif (tensor := self._exactly(module, leaf)._read(name, shape)) is not None:
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
 
@@ -156,7 +157,12 @@ def _replace(model: Decoder, path: str, module: nn.Module) -> None:
 def pack_embeddings(model: Decoder, tied: bool) -> None:
     """Pack the embeddings of a model whose matrices are native; those that are the head's weights are the head."""
     head: nn.Module = model.head
-    if not isinstance(head, NativeMatrix) or isinstance(model.embed, NativeEmbedding):
+    if not isinstance(head, NativeMatrix):
+        return
+    given = model.per_layer_embeddings
+    if given is not None and not isinstance(given.table, NativeEmbedding):
+        given.table = NativeEmbedding(NativeMatrix(given.table.weight, None))
+    if isinstance(model.embed, NativeEmbedding):
         return
     table = model.embed.weight
     shared = tied and head.kind == str(table.dtype).removeprefix("torch.")

@@ -20,11 +20,11 @@ from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.mxfp4_weights import Mxfp4Safetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
+from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT, HEAD_WEIGHT, UNREAD
 from draftwood.models.decoder_config import DecoderConfig
 
 Tensors: TypeAlias = Safetensors | GgufWeights
 
-EMBED_WEIGHT, HEAD_WEIGHT = "embed.weight", "head.weight"
 # what older versions saved beside the weights and computes nothing that the config does not say; heads of other tasks
 HARMLESS_TENSORS = re.compile(
     r"(.*\.)?(rotary_emb\..*|(attn|attention)\.(masked_)?bias)|rope_(freqs|factors_long|factors_short)\.weight|(v_head|mtp)\..*"
@@ -83,7 +83,8 @@ def _no_embeddings(tensors: Tensors, family: Family) -> None:
 
 def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Iterable[str]) -> None:
     """Raise ModelError for a tensor of the file that no parameter uses; tensors of layers beyond the last may stay."""
-    read = {sliced(name)[0] for parameter in (*parameters, HEAD_WEIGHT) for name in family.sources(parameter)}
+    unread = (key for key in family.names if key.startswith(UNREAD))
+    read = {sliced(name)[0] for key in (*parameters, HEAD_WEIGHT, *unread) for name in family.sources(key)}
     before = family.names["layers.{i}.mixer.o.weight"][0].partition("{i}")[0]
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""

@@ -7,6 +7,8 @@ that a table has and a config does not ask for is optional in the family.
 from __future__ import annotations
 
 Names = dict[str, tuple[str, ...]]
+EMBED_WEIGHT, HEAD_WEIGHT, PER_LAYER_TABLE = "embed.weight", "head.weight", "per_layer_embeddings.table.weight"
+UNREAD = "unread."  # begins the keys of tensors that checkpoints hold and nothing reads
 
 
 def both(parameter: str, *modules: str) -> Names:
@@ -71,6 +73,20 @@ GEMMA_2: Names = {
 
 GEMMA_3: Names = {**GEMMA_2, **HEAD_NORMS}
 
+PER_LAYER_EMBEDDINGS: Names = {
+    PER_LAYER_TABLE: ("model.embed_tokens_per_layer.weight",),
+    "per_layer_embeddings.project.weight": ("model.per_layer_model_projection.weight",),
+    "per_layer_embeddings.norm": ("model.per_layer_projection_norm.weight",),
+    "layers.{i}.per_layer_input.gate.weight": (f"{_LAYER}.per_layer_input_gate.weight",),
+    "layers.{i}.per_layer_input.project.weight": (f"{_LAYER}.per_layer_projection.weight",),
+    "layers.{i}.per_layer_input.post_norm": (f"{_LAYER}.post_per_layer_input_norm.weight",),
+}
+
+GEMMA_4: Names = {
+    **GEMMA_3,
+    **PER_LAYER_EMBEDDINGS,
+    **{f"layers.{{i}}.{last}.scalar": (f"{_LAYER}.layer_scalar",) for last in ("feed", "per_layer_input")},
+}
 
 _OPT_LAYER = "model.decoder.layers.{i}"
 OPT: Names = {

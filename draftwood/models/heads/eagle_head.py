@@ -113,7 +113,8 @@ class EagleHead(DecoderWrapper, nn.Module):
         config = shape(target.config, None if words is None else len(words))
         outer = target.embed
         made = EagleHead(config, reads, target.config.hidden_size, target.vocab_size, outer, target=fingerprint(target))
-        last = max((n for n in range(target.n_layers) if target.config.layer(n).attends), default=None)
+        each = [target.config.layer(n) for n in range(target.n_layers)]
+        last = max((n for n, c in enumerate(each) if c.attends and c.kv_layer is None), default=None)
         if last is None:
             raise ModelError("a model without attention has no EAGLE head: its one layer is like the target's")
         known: dict[str, Tensor] = {

@@ -27,9 +27,19 @@ KIND, FILE = "exit", "exit.safetensors"
 
 
 def shape(config: DecoderConfig, depth: int = 1) -> DecoderConfig:
-    """The config of an exit with `depth` layers like the target's last ones, and a head of its own."""
-    layers = config.layers[config.num_hidden_layers - depth : config.num_hidden_layers]
-    return replace(config, num_hidden_layers=depth, layers=layers, tie_word_embeddings=False)
+    """The config of an exit with `depth` layers like the target's last ones, and a head of its own.
+
+    Layers that read the keys of others are not among them, and none has per-layer embeddings.
+    """
+    last = own_layers(config)
+    layers = config.layers[max(0, last - depth) : last]
+    plain = replace(config, tie_word_embeddings=False, hidden_size_per_layer_input=0)
+    return replace(plain, num_hidden_layers=depth, layers=layers)
+
+
+def own_layers(config: DecoderConfig) -> int:
+    """How many layers there are up to the last that makes keys and values of its own."""
+    return max(n + 1 for n in range(config.num_hidden_layers) if config.layer(n).kv_layer is None)
 
 
 def share(layers: int) -> int:
@@ -64,12 +74,13 @@ class ExitLayer(DecoderWrapper, nn.Module):
         target.must_be_plain("given an exit layer")
         decoder = _empty(target.config, depth)
         known = dict(target.named_parameters()) | {"head.weight": target.head.weight}
-        state = {}
+        known |= {name.replace("per_layer_input.", "feed."): part for name, part in known.items() if "scalar" in name}
+        state, last = {}, own_layers(target.config)
         for name in _names(decoder):
             source = name
             if name.startswith("layers."):
                 _, layer, rest = name.split(".", 2)
-                source = f"layers.{target.n_layers - depth + int(layer)}.{rest}"
+                source = f"layers.{last - depth + int(layer)}.{rest}"
             state[name] = known[source].detach().float().clone()
         _fill(decoder, state)
         return ExitLayer(decoder.to(target.device), layers, fingerprint(target))
@@ -126,8 +137,9 @@ def layered(target: CausalModel) -> Decoder:
 
 def check_depth(target: CausalModel, layers: int, depth: int = 1) -> None:
     """Raise ModelError where a target does not have more than `layers` layers, or has fewer than `depth`."""
-    if not 0 <= depth <= target.n_layers:
-        raise ModelError(f"an exit of {depth} layers cannot begin as the last of {target.n_layers}; give 1")
+    own = own_layers(target.config) if isinstance(target, Decoder) else target.n_layers
+    if not 0 <= depth <= own:
+        raise ModelError(f"an exit of {depth} layers cannot begin as the last of {own}; give 1")
     if not 1 <= layers < target.n_layers:
         raise ModelError(
             f"an exit after layer {layers} does not fit a target of {target.n_layers} layers; "

@@ -5,6 +5,7 @@ A set of attention and MLP sublayers is skipped; the remaining ones form a decod
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,19 @@ class Skipped:
             )
 
 
-def every_other(layers: int) -> Skipped:
-    """The default: every second layer between the first and the last is skipped; where there is none, the last MLP."""
+def every_other(layers: int, lent: Collection[int] = ()) -> Skipped:
+    """The default: every second layer between the first and the last is skipped; where there is none, the last MLP.
+
+    The attention of layers whose keys and values are `lent` to others stays.
+    """
     middle = tuple(range(1, layers - 1, 2))
-    return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
+    return Skipped(tuple(n for n in middle if n not in lent), middle) if middle else Skipped((), (layers - 1,))
+
+
+def lenders(target: Decoder) -> frozenset[int]:
+    """The layers whose keys and values later layers read, so that their attention cannot be skipped."""
+    read = (target.config.layer(number).kv_layer for number in range(target.config.num_hidden_layers))
+    return frozenset(layer for layer in read if layer is not None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,10 @@ class SkippedDecoder(Decoder):
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
         skipped.check(target.n_layers)
+        if lent := sorted(lenders(target).intersection(skipped.attention)):
+            raise ConfigurationError(
+                f"the attention of layer {lent[0]} cannot be skipped: later layers read its keys and values; keep it"
+            )
         if target.recurrent_shapes:
             raise ConfigurationError(
                 "a model with recurrent layers cannot draft for itself by skipping some; take lookup, an exit layer "
@@ -86,14 +100,15 @@ class SkippedDecoder(Decoder):
         planes: list[int] = []  # of the target's cache
         ahead: list[PartReads] = []  # MLPs before the first attention
         for layer in range(target.n_layers):
-            mixer, (feed, joined) = target.parts()[layer]
+            mixer, (feed, joined), *given = target.parts()[layer]
             if layer not in skipped.attention:
                 rests.append(Sublayers())
                 kinds.append(target.kinds[layer])
                 planes.append(target.first_planes[layer])
                 rests[-1].parts, ahead = [*ahead, mixer], []
             if layer not in skipped.mlp:
-                (rests[-1].parts if rests else ahead).append((feed, joined and layer not in skipped.attention))
+                feeds = (feed, joined and layer not in skipped.attention), *given
+                (rests[-1].parts if rests else ahead).extend(feeds)
         own = {"_modules", "_parameters", "_buffers"}
         self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
         for name in own:
@@ -133,7 +148,7 @@ def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
     decoder = layered(target)
     if skipped is None:
         path = None if decoder.home is None else artifact.companion(decoder.home, KIND)
-        skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers)
+        skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers, lenders(decoder))
     return SkippedDecoder(decoder, skipped)
 
 

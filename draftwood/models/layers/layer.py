@@ -16,6 +16,7 @@ from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
+from draftwood.models.layers.per_layer_input import PerLayerInput
 from draftwood.models.layers.recurrent import RECURRENCES
 from draftwood.models.partition import UNSPLIT, Parallel
 
@@ -23,25 +24,28 @@ PartReads: TypeAlias = tuple[Part, bool]  # a part, and whether it reads what th
 
 
 class Layer(nn.Module):
-    """A mixer and a feed-forward.
+    """A mixer and a feed-forward; behind them the input of layer `number`, where there are per-layer embeddings.
 
     With `parallel` it is the part of a layer that one of several processes computes: `config` has the number of its
     heads and hidden units.
     """
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT, number: int = 0) -> None:
         super().__init__()
         recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
         self.mixer: Part | None = Attention(config, parallel) if config.attends else recurrent
         self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
         feed = FeedForward if config.experts is None else Experts
         self.feed: Part | None = feed(config, parallel) if config.feeds else None
+        embeds = config.hidden_size_per_layer_input > 0
+        self.per_layer_input = PerLayerInput(config, parallel, number) if embeds else None
         self.joined = config.joined
 
     @property
     def parts(self) -> list[PartReads]:
         """What adds to the rows, in order."""
-        parts = ((self.mixer, False), (self.beside, True), (self.feed, self.joined))
+        own, given = (self.feed, self.joined), (self.per_layer_input, False)
+        parts = ((self.mixer, False), (self.beside, True), own, given)
         return [(part, joined) for part, joined in parts if part is not None]
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:

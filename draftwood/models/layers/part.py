@@ -33,7 +33,11 @@ class Part(nn.Module):
         self.norm, self.norm_bias = self._norm(config.pre_norm)
         self.post_norm, self.post_norm_bias = self._norm(config.post_norm)
         self.multiplier = config.residual_multiplier
-        self.scalar = nn.Parameter(torch.ones(1)) if config.scalar and not self.mixes else None
+        self.scalar = nn.Parameter(torch.ones(1)) if config.scalar and self.ends() else None
+
+    def ends(self) -> bool:
+        """True if it is the last part of its layer."""
+        return not self.mixes and not self.config.hidden_size_per_layer_input
 
     def _norm(self, there: bool) -> tuple[nn.Parameter | None, nn.Parameter | None]:
         return norm_parameters(self.config, self.config.hidden_size) if there else (None, None)

@@ -47,7 +47,7 @@ def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
         forest = grown
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2_windows", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2_windows", "gemma2", "gemma3", "gemma4_per_layer", "gpt2"])
 def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
@@ -66,7 +66,7 @@ def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path)
             torch.testing.assert_close(answer.logits, per_path(model, forest), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "opt"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma4_per_layer", "opt"])
 def test_layer_ranges_continue_where_they_stopped(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)

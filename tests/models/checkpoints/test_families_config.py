@@ -91,7 +91,6 @@ WITHOUT_DEFAULTS = ("nemotron_h",)  # by default it has experts
 
 USUAL: dict[str, dict[str, Any]] = {  # what published configs have, or must have here
     "glm4_moe": {"head_dim": 128},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
 
 
@@ -184,6 +183,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False is not supported"),
     ("gpt2", {"activation_function": "gelu_fast"}, "activation 'gelu_fast' is not supported"),
+    ("gemma4_per_layer", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5, but before the last layers"),
+    ("gemma4_per_layer", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input 90 is not .*; only 96"),
     ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1, but must be a positive number"),
 ]
 

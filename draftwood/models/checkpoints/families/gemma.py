@@ -14,7 +14,7 @@ from draftwood.models.checkpoints.families.family import (
     shape_of,
     sliding_window,
 )
-from draftwood.models.checkpoints.tensor_names import Names
+from draftwood.models.checkpoints.tensor_names import UNREAD, Names
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.models.rotary import UNSCALED, RopeScaling
 from draftwood.util.safe_parsing import short_repr
@@ -104,21 +104,16 @@ def gemma3(raw: Raw) -> DecoderConfig:
 
 
 def gemma4(raw: Raw) -> DecoderConfig:
-    """The dense models without embeddings of each layer (12B, 31B); layers without a window have heads of their own."""
+    """Layers without a window have heads of their own; E2B and E4B have per-layer embeddings and borrow keys."""
     shape = shape_of(raw, 262144, 2304, 9216, 30, 8, 4, 256)
     layers = shape["num_hidden_layers"]
     keys.only(raw, "use_bidirectional_attention", "vision")
     if keys.flag(raw, "enable_moe_block", False):
         raise ModelError("enable_moe_block is true, but experts beside the MLP are not supported; give a dense model")
-    if raw.get("hidden_size_per_layer_input", 256):
-        raise ModelError(
-            "hidden_size_per_layer_input is not 0, but embeddings of each layer (E2B, E4B) are not supported; give a "
-            "model without them, such as 12B"
-        )
-    keys.only(raw, "num_kv_shared_layers", 0)  # which models with embeddings of each layer have
     windows = layer_windows(raw, layers, sliding_window(raw, 512), lambda layer: (layer + 1) % 6 != 0)
     windows = (*windows[:-1], 0)  # as in transformers, whatever the config says
-    own = _of_full_layers(raw, windows, shape)
+    own, lenders = _of_full_layers(raw, windows, shape), _kv_layers(raw, windows)
+    wide = 2 if keys.flag(raw, "use_double_wide_mlp", False) else 1
     scaling, thetas = _rope_of_kinds(raw, own["head_dim"])
     return DecoderConfig(
         **shape,
@@ -133,6 +128,7 @@ def gemma4(raw: Raw) -> DecoderConfig:
         attention_scale=1.0,
         embedding_scale=shape["hidden_size"] ** 0.5,
         scalar=True,
+        hidden_size_per_layer_input=_per_layer_width(raw, 256),
         logit_softcap=_cap(raw, "final_logit_softcapping", None),
         layers=per_layer(
             window=windows,
@@ -140,8 +136,34 @@ def gemma4(raw: Raw) -> DecoderConfig:
             rope_scaling=[UNSCALED if window else scaling for window in windows],
             head_dim=[shape["head_dim"] if window else own["head_dim"] for window in windows],
             num_key_value_heads=[shape["num_key_value_heads"] if window else own["kv_heads"] for window in windows],
+            kv_layer=lenders,
+            intermediate_size=[shape["intermediate_size"] * (1 if n is None else wide) for n in lenders],
         ),
     )
+
+
+def _per_layer_width(raw: Raw, default: int) -> int:
+    """Width of per-layer embeddings; 0 or null: there are none. Their table must have all tokens."""
+    if not raw.get("hidden_size_per_layer_input", default):
+        return 0
+    keys.only(raw, "vocab_size_per_layer_input", raw.get("vocab_size", 262144))
+    return keys.positive_int(raw, "hidden_size_per_layer_input", default)
+
+
+def _kv_layers(raw: Raw, windows: tuple[int, ...]) -> list[int | None]:
+    """For each layer the one whose keys and values it reads: of the last layers the last before them of their kind."""
+    shared = raw.get("num_kv_shared_layers", 0) or 0
+    first = len(windows) - shared if type(shared) is int and shared >= 0 else 0
+    made: list[int | None] = [None] * first
+    for window in windows[first:]:
+        lender = max((n for n in range(first) if windows[n] == window), default=None)
+        if lender is None:
+            raise ModelError(
+                f"num_kv_shared_layers is {short_repr(shared)}, but before the last layers, which read the keys and "
+                "values of others, there must be a layer of each of their types"
+            )
+        made.append(lender)
+    return made
 
 
 def _rope_of_kinds(raw: Raw, head_dim: int) -> tuple[RopeScaling, list[float]]:
@@ -178,12 +200,19 @@ def _of_full_layers(raw: Raw, windows: tuple[int, ...], shape: Raw) -> Raw:
 
 
 def gemma4_names(raw: Raw, config: DecoderConfig) -> Names:
-    """Layers without a window take their keys for values where the config says so."""
-    if not raw.get("attention_k_eq_v"):
-        return {}
-    full = [number for number in range(config.num_hidden_layers) if not config.layer(number).window]
-    return {
-        f"layers.{number}.mixer.qkv.{part}": tuple(f"model.layers.{number}.self_attn.{x}_proj.{part}" for x in "qkk")
-        for number in full
-        for part in ("weight", "bias")
-    }
+    """Layers without a window take their keys for values where the config says so; some layers have queries alone."""
+    made: Names = {}
+    for number in range(config.num_hidden_layers):
+        layer = config.layer(number)
+        attention = f"model.layers.{number}.self_attn"
+        if layer.kv_layer is not None:
+            heads = "q"  # checkpoints hold the others, too
+            rest = ("k_proj", "v_proj", "k_norm", "v_norm")
+            made[f"{UNREAD}{number}"] = tuple(f"{attention}.{part}.weight" for part in rest)
+        elif raw.get("attention_k_eq_v") and not layer.window:
+            heads = "qkk"
+        else:
+            continue
+        for part in ("weight", "bias"):
+            made[f"layers.{number}.mixer.qkv.{part}"] = tuple(f"{attention}.{x}_proj.{part}" for x in heads)
+    return made

@@ -14,9 +14,8 @@ from draftwood.models.checkpoints.families.hybrid_names import (
     QWEN_3_NEXT,
     QWEN_3_NEXT_ORDERS,
 )
-from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
+from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GEMMA_4, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
-_SCALAR = ("model.layers.{i}.layer_scalar",)
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama.llama, LLAMA),
     "mistral": Family(llama.mistral, LLAMA),
@@ -84,5 +83,5 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": Family(gpt.gpt_bigcode, GPT_2, "transformer.", orders=parallel.TOGETHER),
     "gptj": Family(gpt.gptj, gpt.GPT_J, "transformer.", orders=PAIRS),
     "gpt_neo": Family(gpt.gpt_neo, gpt.GPT_NEO, "transformer."),
-    "gemma4_text": Family(gemma.gemma4, {**GEMMA_3, "layers.{i}.feed.scalar": _SCALAR}, variants=gemma.gemma4_names),
+    "gemma4_text": Family(gemma.gemma4, GEMMA_4, variants=gemma.gemma4_names),
 }
