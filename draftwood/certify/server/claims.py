@@ -1,0 +1,123 @@
+"""The law that a server claims for a token: its reported log-probabilities and what the request asked for.
+
+Servers report a few of the most probable tokens. That is enough for the law among these: temperature, penalties and
+biases change it by factors that are known, and the unknown sum over all tokens cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftwood.certify.server.evidence import Law
+
+REST = "\0the rest"  # the outcome "a token that is not among those reported"
+MIN_REST = 1e-6  # its probability at least: sums of what is reported are rounded
+MARGIN = 0.02  # relative; a truncation that is nearer to its bound than this may fall on either side, by rounding
+MIN_CHOICE = 1e-4  # of the second outcome; a law that leaves no choice says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asked for, as far as it changes the law of a token."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: Mapping[str, float] = field(default_factory=dict)  # by the tokens' spelling
+
+    @property
+    def truncates(self) -> bool:
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty)
+
+    def fields(self, ids: Mapping[str, int]) -> dict[str, Any]:
+        """The fields of the request that differ from a plain one."""
+        changed: dict[str, Any] = {
+            name: getattr(self, name)
+            for name, usual in (
+                ("top_k", 0),
+                ("top_p", 1.0),
+                ("min_p", 0.0),
+                ("presence_penalty", 0.0),
+                ("frequency_penalty", 0.0),
+            )
+            if getattr(self, name) != usual
+        }
+        if self.bias:
+            changed["logit_bias"] = {str(ids[token]): value for token, value in self.bias.items()}
+        return {"temperature": self.temperature, **changed}
+
+
+def most_probable(top: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+    """The reported tokens, most probable first, without the drawn one where it is named besides these."""
+    return sorted(top.items(), key=lambda one: (-one[1], one[0]))[:count]
+
+
+def claimed(
+    top: Mapping[str, float], count: int, asked: Asked, prompt: str, before: Sequence[str]
+) -> tuple[Law, bool] | None:
+    """(law, whether it is that of all tokens); None where what was reported does not tell it.
+
+    `top` are log-probabilities of the model before all that was `asked`, of `count` tokens; `before` are the tokens
+    that the answer has before this one. A law that is not of all tokens is one given that the token is among its names.
+    """
+    best = most_probable(top, count)
+    names = [name for name, _ in best]
+    logs = np.array([value for _, value in best])
+    p = np.exp(logs)
+    if asked.truncates:
+        kept = _kept(p, asked)
+        return None if kept is None else _law(names[:kept], logs[:kept], kept < len(p))
+    if asked.penalises:  # tokens of the prompt may count or not, so the law is taken among those that are none of its
+        known = [i for i, name in enumerate(names) if (name.strip() or name) not in prompt]
+        made = Counter(before)
+        names, logs = [names[i] for i in known], logs[known]
+        logs = logs - [
+            asked.presence_penalty * (made[name] > 0) + asked.frequency_penalty * made[name] for name in names
+        ]
+    logs = logs + [asked.bias.get(name, 0.0) for name in names]
+    if asked == Asked():
+        return _law([*names, REST], np.append(logs, math.log(max(MIN_REST, 1 - float(p.sum())))), True)
+    return _law(names, logs / asked.temperature, False)
+
+
+def _law(names: Sequence[str], logs: Any, whole: bool) -> tuple[Law, bool] | None:
+    if len(names) < 2:
+        return None
+    p = np.exp(logs - logs.max())
+    p = np.maximum(p / p.sum(), 1e-12)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    if p[order[1]] < MIN_CHOICE:
+        return None
+    return Law([names[i] for i in order], p[order]), whole
+
+
+def _kept(p: Any, asked: Asked) -> int | None:
+    """How many of the most probable tokens remain, of those reported; None where rounding may decide."""
+    k = asked.top_k or len(p)
+    bounds = [k] if k < len(p) else []
+    if asked.top_p < 1:
+        sums = np.cumsum(p)
+        if (np.abs(sums - asked.top_p) < MARGIN * (1 - asked.top_p)).any():
+            return None
+        bounds.append(int((sums < asked.top_p).sum()) + 1)
+    if asked.min_p:
+        least = asked.min_p * p[0]
+        if (np.abs(p / least - 1) < MARGIN).any():
+            return None
+        bounds.append(int((p >= least).sum()))
+    kept = min([*bounds, len(p)])
+    return None if kept < len(p) and p[kept] > p[kept - 1] * (1 - MARGIN) else kept
