@@ -107,10 +107,11 @@ class Mutation:
                 return type(error).__name__
 
 
-def table() -> list[Mutation]:
-    """All rows of mutations.yaml."""
-    document = yaml.safe_load((Path(__file__).parent / "mutations.yaml").read_text("utf-8"))
-    methods = document["methods"]
+def table(name: str = "mutations.yaml") -> list[Mutation]:
+    """All rows of a file; methods have the names of mutations.yaml."""
+    here = Path(__file__).parent
+    document = yaml.safe_load((here / name).read_text("utf-8"))
+    methods = yaml.safe_load((here / "mutations.yaml").read_text("utf-8"))["methods"]
     for rows in document["mutations"].values():
         for row in rows:
             if isinstance(row["method"], str):

@@ -20,7 +20,7 @@ MIN_POSITIONS = 12  # whose log-probabilities tell whether weights are the same
 SHOWN = 3  # differences whose texts are in the report
 MOST_NOISE = 4.0  # times the rounding; repeated requests that move more are not the same computation
 MAX_GAP = 5.0  # nats; larger differences of log-probabilities say nothing about ties
-SAME_WEIGHTS = 0.5  # of the rounding: how far half of all differences may be apart, of the same weights
+SAME_WEIGHTS = 0.3  # of the rounding: how far half of all differences may be apart, of the same weights
 
 
 def spelled(token: str) -> str:
