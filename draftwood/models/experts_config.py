@@ -14,6 +14,9 @@ class ExpertsConfig:
     are of the `chosen_groups` with the largest sums of two. Weights are the scores, divided by their sum where they are
     `normalised`, times `scale`. A shared expert is added for every row, times the sigmoid of a gate of its own
     (`shared_gate`).
+
+    `beside_mlp` (Gemma 4): the shared expert is the layer's MLP; it, the router and the experts each have a norm before
+    them, and the first and the last one behind them. Weights are then also times a learned number of each expert.
     """
 
     count: int
@@ -29,4 +32,5 @@ class ExpertsConfig:
     bias: bool = False  # of the experts' matrices
     shared_size: int = 0  # hidden units of the shared expert; 0: there is none
     shared_gate: bool = False
+    beside_mlp: bool = False
     limit: float | None = None  # gpt-oss: (up + 1) * gate * sigmoid(1.702 gate), with |up| and gate at most this

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 9 };
+enum { DW_VERSION = 10 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -71,6 +71,10 @@ typedef struct {
   const void* router;          /* matrix of [count + shared_gate] outputs */
   const float* selection_bias; /* [count], or null */
   const void *const *up, *const *down; /* [count + shared] matrices */
+  /* Beside an MLP, which is the shared expert: the part's norm is that of its rows. */
+  const float* router_norm; /* [width] of the router's rows, or null: all read the rows that the part's norm makes */
+  const float *own_norm /* of the experts' rows */, *own_post_norm /* of their sum */, *shared_post_norm /* of what the MLP makes */;
+  const float* expert_scale; /* [count] of weights */
 } dw_experts;
 
 /* One half of a layer: attention (up = qkv, down = o), feed-forward (up = gate and up, or up), experts (no up, no down) or

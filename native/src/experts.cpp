@@ -26,7 +26,7 @@ size_t operands(const Kernels& k, const void* const* matrices, int64_t count, in
 
 // The memory of a mixture, laid out from `memory` on; where it ends.
 Mixture laid_out(const Kernels& k, const dw_experts& e, int64_t width, int64_t rows, char* memory, size_t& bytes) {
-  Mixture m{e, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+  Mixture m{e, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
             widest(e.up, e.count + e.shared), widest(e.down, e.count + e.shared)};
   const int64_t pairs = rows * m.each();
   bytes = 0;
@@ -42,6 +42,8 @@ Mixture laid_out(const Kernels& k, const dw_experts& e, int64_t width, int64_t r
   take(m.place, pairs);
   take(m.at, 2 * (m.count() + 2));
   take(m.rows, rows * width);
+  take(m.shared, e.router_norm ? rows * width : 0);
+  if (!e.router_norm) m.shared = m.rows;
   take(m.up, pairs * m.wide_up);
   take(m.down, pairs * m.wide_down);
   take(m.operand, std::max(operands(k, e.up, m.count(), pairs), operands(k, e.down, m.count(), pairs)));
@@ -89,7 +91,7 @@ void choose(const dw_experts& e, float* score, float* judged, int32_t* expert, f
     judged[best] = NAN;
   }
   std::sort(expert, expert + e.chosen);
-  for (int64_t j = 0; j < e.chosen; j++) weight[j] = (e.normalised ? score[expert[j]] / total : score[expert[j]]) * e.scale;
+  for (int64_t j = 0; j < e.chosen; j++) weight[j] = (e.normalised ? score[expert[j]] / total : score[expert[j]]) * e.scale * (e.expert_scale ? e.expert_scale[expert[j]] : 1);
 }
 
 // The pairs in the order of experts, and where the operands of each begin.
@@ -159,9 +161,14 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   f.each(crew, rows, [&](int64_t i) {
     float *tmp = f.own(crew), *row = m.rows + i * width;
     if (!part.joined) f.settle(i, last, tmp);
-    if (part.norm) f.norm(part, f.x + i * width, part.norm, part.norm_bias, width, row);
-    else std::memcpy(row, f.x + i * width, 4 * width);
-    f.k.convert(router, row, f.operand, i, rows);
+    const float* x = f.x + i * width;
+    if (e.router_norm) {
+      f.norm(part, x, e.router_norm, nullptr, width, tmp);
+      f.norm(part, x, e.own_norm, nullptr, width, row);
+      f.norm(part, x, part.norm, nullptr, width, m.shared + i * width);
+    } else if (part.norm) f.norm(part, x, part.norm, part.norm_bias, width, row);
+    else std::memcpy(row, x, 4 * width);
+    f.k.convert(router, e.router_norm ? tmp : row, f.operand, i, rows);
     if (part.joined) f.settle(i, last, tmp);
   });
   f.multiply(crew, router, rows, f.wide);
@@ -177,7 +184,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   auto expert_of = [&](int64_t p) { return std::upper_bound(m.start, m.start + m.count() + 1, p) - m.start - 1; };
   f.each(crew, pairs, [&](int64_t p) {
     const int64_t i = expert_of(p), first = m.start[i];
-    f.k.convert(matrix(e.up[i]), m.rows + m.row[p] * width, m.operand + m.at[i], p - first, m.start[i + 1] - first);
+    f.k.convert(matrix(e.up[i]), (i < e.count ? m.rows : m.shared) + m.row[p] * width, m.operand + m.at[i], p - first, m.start[i + 1] - first);
   });
   multiply(f, crew, m, false);
   f.each(crew, pairs, [&](int64_t p) {
@@ -195,7 +202,13 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   f.each(crew, rows, [&](int64_t i) {
     float* out = f.branch + i * f.wide;
     std::fill(out, out + width, 0.f);
-    for (int64_t j = i * each; j < (i + 1) * each; j++) f.k.add(out, m.down + m.place[j] * m.wide_down, m.weight[j], width);
+    const int64_t last = (i + 1) * each - (e.router_norm ? 1 : 0);
+    for (int64_t j = i * each; j < last; j++) f.k.add(out, m.down + m.place[j] * m.wide_down, m.weight[j], width);
+    if (!e.router_norm) return;
+    float* tmp = f.own(crew);
+    f.norm(part, out, e.own_post_norm, nullptr, width, out);
+    f.norm(part, m.down + m.place[last] * m.wide_down, e.shared_post_norm, nullptr, width, tmp);
+    f.k.add(out, tmp, 1, width);
   });
 }
 

@@ -14,6 +14,7 @@ struct Mixture {
   int32_t* place;    // [rows][each]: where a row's pairs are in that order
   int64_t* at;       // [2][count + 2] where each expert's operand begins
   float* rows;       // [rows][width] the normalised rows
+  float* shared;     // the same of the shared expert
   float *up, *down;  // [pairs][wide_up], [pairs][wide_down]
   char* operand;
   int64_t wide_up, wide_down;

@@ -269,6 +269,13 @@ GEMMA_4_E = {
 }
 VARIANTS |= {
     "gemma4_per_layer": ("gemma4_text", GEMMA_4_E),
+    "gemma4_experts": (
+        "gemma4_text",
+        {
+            **{**GEMMA_4, "attention_k_eq_v": True, "enable_moe_block": True},
+            **{"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
+        },
+    ),
     "gemma4": ("gemma4_text", {**GEMMA_4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     "gemma4_values": ("gemma4_text", {**GEMMA_4, "num_hidden_layers": 4, "layer_types": None}),
 }

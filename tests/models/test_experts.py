@@ -20,7 +20,7 @@ from tests.helpers.enumeration import EnumeratedRandomness
 from tests.helpers.family_models import PROMPT, write
 from tests.helpers.native_library import chain, needs_native
 
-FAMILIES = ["qwen3_moe_mixed", "qwen2_moe", "glm4_moe", "gpt_oss"]
+FAMILIES = ["qwen3_moe_mixed", "qwen2_moe", "glm4_moe", "gpt_oss", "gemma4_experts"]
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "pytorch"])

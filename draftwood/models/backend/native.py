@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
@@ -47,6 +47,7 @@ class MixtureShape(Structure):
         *_fields(c_int32, "count chosen sigmoid normalised groups chosen_groups shared shared_gate"),
         *_fields(c_float, "scale limit"),
         *_fields(c_void_p, "router selection_bias up down"),
+        *_fields(c_void_p, "router_norm own_norm own_post_norm shared_post_norm expert_scale"),
     ]
 
 

@@ -34,6 +34,7 @@ from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
 from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
+from draftwood.models.layers.experts_beside_mlp import ExpertsBesideMlp
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
 from draftwood.models.layers.per_layer_input import PerLayerEmbeddings, PerLayerInput
@@ -180,6 +181,14 @@ class Program:
             *(part.shared is not None, part.shared_gate is not None, e.scale, e.limit or 0),
             *(self._matrix(router), self._vector(part.selection_bias), addressof(ups), addressof(downs)),
         )
+        if isinstance(part, ExpertsBesideMlp):
+            assert part.router_norm is not None
+            made.router_norm, made.expert_scale = (
+                self._vector(values) for values in (part.router_norm * part.router_scale, part.expert_scale)
+            )
+            made.own_norm, made.own_post_norm, made.shared_post_norm = (
+                self._norm(weight) for weight in (part.experts_norm, part.experts_post_norm, part.shared_post_norm)
+            )
         self._kept += [made, ups, downs]
         return made
 

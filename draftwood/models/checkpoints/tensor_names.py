@@ -86,6 +86,15 @@ GEMMA_4: Names = {
     **GEMMA_3,
     **PER_LAYER_EMBEDDINGS,
     **{f"layers.{{i}}.{last}.scalar": (f"{_LAYER}.layer_scalar",) for last in ("feed", "per_layer_input")},
+    "layers.{i}.feed.router.weight": (f"{_LAYER}.router.proj.weight",),
+    "layers.{i}.feed.router_norm": (f"{_LAYER}.router.scale",),
+    "layers.{i}.feed.expert_scale": (f"{_LAYER}.router.per_expert_scale",),
+    "layers.{i}.feed.experts_norm": (f"{_LAYER}.pre_feedforward_layernorm_2.weight",),
+    "layers.{i}.feed.experts_post_norm": (f"{_LAYER}.post_feedforward_layernorm_2.weight",),
+    "layers.{i}.feed.shared_post_norm": (f"{_LAYER}.post_feedforward_layernorm_1.weight",),
+    "layers.{i}.feed.experts.{e}.gate_up.weight": (f"{_LAYER}.experts.gate_up_proj[{{e}}]",),
+    "layers.{i}.feed.experts.{e}.down.weight": (f"{_LAYER}.experts.down_proj[{{e}}]",),
+    **{f"layers.{{i}}.feed.shared.{x}.weight": LLAMA[f"layers.{{i}}.feed.{x}.weight"] for x in ("gate_up", "down")},
 }
 
 _OPT_LAYER = "model.decoder.layers.{i}"

@@ -56,18 +56,22 @@ class Experts(Part):
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        chosen, weights = self.route(rows)
-        out = torch.zeros_like(rows)
-        for number in sorted(set(chosen.flatten().tolist())):
-            where, place = (chosen == number).nonzero(as_tuple=True)
-            made = self.experts[number](rows[None, where])[0]
-            out = out.index_add(0, where, (made * weights[where, place, None]).to(out.dtype))
+        out = self._mixed(rows, *self.route(rows))
         if self.shared is not None:
             made = self.shared(rows[None])[0]
             if self.shared_gate is not None:
                 made = made * sigmoid(self.shared_gate(_precise(rows))).to(made.dtype)
             out = out + made
         return out.view(x.shape)
+
+    def _mixed(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The sum [N, D] of what the chosen experts [N, k] make of rows [N, D], by weights [N, k]."""
+        out = torch.zeros_like(rows)
+        for number in sorted(set(chosen.flatten().tolist())):
+            where, place = (chosen == number).nonzero(as_tuple=True)
+            made = self.experts[number](rows[None, where])[0]
+            out = out.index_add(0, where, (made * weights[where, place, None]).to(out.dtype))
+        return out
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen experts [N, k] of rows [N, D], and their weights [N, k]."""

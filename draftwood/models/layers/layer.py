@@ -14,6 +14,7 @@ from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, KVStore
 from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
+from draftwood.models.layers.experts_beside_mlp import ExpertsBesideMlp
 from draftwood.models.layers.feed_forward import FeedForward
 from draftwood.models.layers.part import Part
 from draftwood.models.layers.per_layer_input import PerLayerInput
@@ -35,7 +36,8 @@ class Layer(nn.Module):
         recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
         self.mixer: Part | None = Attention(config, parallel) if config.attends else recurrent
         self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
-        feed = FeedForward if config.experts is None else Experts
+        mixture = ExpertsBesideMlp if config.experts and config.experts.beside_mlp else Experts
+        feed = FeedForward if config.experts is None else mixture
         self.feed: Part | None = feed(config, parallel) if config.feeds else None
         embeds = config.hidden_size_per_layer_input > 0
         self.per_layer_input = PerLayerInput(config, parallel, number) if embeds else None

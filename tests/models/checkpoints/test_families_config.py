@@ -183,6 +183,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False is not supported"),
     ("gpt2", {"activation_function": "gelu_fast"}, "activation 'gelu_fast' is not supported"),
+    ("gemma4_experts", {"top_k_experts": None}, "enable_moe_block is true; num_experts, top_k_experts and moe_"),
     ("gemma4_per_layer", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5, but before the last layers"),
     ("gemma4_per_layer", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input 90 is not .*; only 96"),
     ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1, but must be a positive number"),

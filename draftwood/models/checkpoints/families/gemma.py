@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families.experts import experts_of
 from draftwood.models.checkpoints.families.family import (
     attention_bias,
     in_windows,
@@ -16,6 +17,7 @@ from draftwood.models.checkpoints.families.family import (
 )
 from draftwood.models.checkpoints.tensor_names import UNREAD, Names
 from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.experts_config import ExpertsConfig
 from draftwood.models.rotary import UNSCALED, RopeScaling
 from draftwood.util.safe_parsing import short_repr
 
@@ -108,12 +110,11 @@ def gemma4(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 262144, 2304, 9216, 30, 8, 4, 256)
     layers = shape["num_hidden_layers"]
     keys.only(raw, "use_bidirectional_attention", "vision")
-    if keys.flag(raw, "enable_moe_block", False):
-        raise ModelError("enable_moe_block is true, but experts beside the MLP are not supported; give a dense model")
     windows = layer_windows(raw, layers, sliding_window(raw, 512), lambda layer: (layer + 1) % 6 != 0)
     windows = (*windows[:-1], 0)  # as in transformers, whatever the config says
     own, lenders = _of_full_layers(raw, windows, shape), _kv_layers(raw, windows)
     wide = 2 if keys.flag(raw, "use_double_wide_mlp", False) else 1
+    inner = [shape["intermediate_size"] * (1 if lender is None else wide) for lender in lenders]
     scaling, thetas = _rope_of_kinds(raw, own["head_dim"])
     return DecoderConfig(
         **shape,
@@ -137,9 +138,21 @@ def gemma4(raw: Raw) -> DecoderConfig:
             head_dim=[shape["head_dim"] if window else own["head_dim"] for window in windows],
             num_key_value_heads=[shape["num_key_value_heads"] if window else own["kv_heads"] for window in windows],
             kv_layer=lenders,
-            intermediate_size=[shape["intermediate_size"] * (1 if n is None else wide) for n in lenders],
+            intermediate_size=inner,
+            experts=[_beside_mlp(raw, size) for size in inner],
         ),
     )
+
+
+def _beside_mlp(raw: Raw, inner: int) -> ExpertsConfig | None:
+    """The experts beside an MLP of `inner` hidden units, in 26B-A4B."""
+    if not keys.flag(raw, "enable_moe_block", False):
+        return None
+    count, chosen, size = (raw.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size"))
+    known = {"num_experts": count, "num_experts_per_tok": chosen, "moe_intermediate_size": size}
+    if None in known.values():
+        raise ModelError("enable_moe_block is true; num_experts, top_k_experts and moe_intermediate_size must say more")
+    return ExpertsConfig(**experts_of(known, 128, 8, 704), normalised=True, shared_size=inner, beside_mlp=True)
 
 
 def _per_layer_width(raw: Raw, default: int) -> int:
