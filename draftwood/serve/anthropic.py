@@ -74,6 +74,20 @@ class CountRequest(Loose):
         return found
 
 
+class Thinking(Loose):
+    type: Name
+
+
+class OutputFormat(Loose):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Loose):
+    effort: Name | None = None
+    format: OutputFormat | None = None
+
+
 class MessagesRequest(CountRequest):
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
     stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
@@ -82,11 +96,19 @@ class MessagesRequest(CountRequest):
     top_p: float | None = None
     top_k: int | None = None
     speculation: Any = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     @property
     def chat(self) -> dict[str, Any]:
         named = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation")
-        return {**super().chat, **{name: getattr(self, name) for name in named}, "stop": self.stop_sequences}
+        found = {**super().chat, **{name: getattr(self, name) for name in named}, "stop": self.stop_sequences}
+        if self.thinking is not None:
+            found["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+        if (wanted := self.output_config) is not None:
+            found["reasoning_effort"] = wanted.effort
+            found["guided_json"] = None if wanted.format is None else wanted.format.schema_
+        return found
 
 
 def _messages(turn: Turn) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ log = logging.getLogger("draftwood.serve.access")
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 PATHS_WITHOUT_KEY = {"/health", "/ready", "/version"}
 MAX_UNREAD_BYTES = 64 << 20  # bytes that are read off a body that was refused
+ANY_CONTENT_TYPE = ("/api/", "/completion", "/infill", "/apply-template")  # paths whose clients name none, or another
+JSON = (b"content-type", b"application/json")
 CLOSE_CONNECTION = {"connection": "close"}
 SPAN_ATTRIBUTES = {  # what the log says of a request -> its name in OpenTelemetry
     "request_id": "draftwood.request_id",
@@ -149,6 +151,8 @@ class RequestMiddleware:
             self.service.busy += counted
             try:
                 read = {**scope, "method": "GET"} if method == "HEAD" and taken else scope
+                if path.startswith(ANY_CONTENT_TYPE):
+                    read = {**read, "headers": [*(one for one in read["headers"] if one[0] != b"content-type"), JSON]}
                 await self.app(read, body.receive, answer)
             finally:
                 self.service.busy -= counted
