@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_gemma
 import gguf_hybrids
 import gguf_mixtures
 import numpy as np
@@ -95,15 +96,16 @@ def write(
         **_shape(raw, arch, heads),
         **gguf_mixtures.metadata(raw),
         **gguf_hybrids.metadata(raw),
+        **gguf_gemma.metadata(raw),
         **metadata,
     }.items():
         _add(writer, f"{arch}.{key}", value)
     _tell(writer, words or {})
-    for name, array in {**(more or {}), **_rotary_tensors(raw)}.items():
+    for name, array in {**(more or {}), **_rotary_tensors(raw), **gguf_gemma.tensors(raw)}.items():
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
-        name = name.replace("dt_bias", "dt_proj.bias")
+        name = gguf_gemma.name(name.replace("dt_bias", "dt_proj.bias"))
         if arch in ("gptneox", "falcon") and "query_key_value" in name:
             rows = np.arange(len(array)).reshape(_kv_heads(raw), -1, raw["hidden_size"] // heads)
             array = array[np.concatenate([part.ravel() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import numpy as np
 import pytest
 import torch
 from checkpoint_files import llama_like, ours
@@ -54,6 +56,19 @@ def test_tensors_that_borrowing_layers_do_not_need_are_not_read(tmp_path: Path) 
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"does not ask for tensor .*x_proj"):
         checkpoint.load(tmp_path)
+
+
+@needs_native
+def test_files_in_their_own_bits(tmp_path: Path) -> None:
+    """The table of all layers too; tensors that nobody needs may be there."""
+    write(tmp_path, NAME, hidden_size_per_layer_input=32, intermediate_size=64, head_dim=8, global_head_dim=16)
+    spare = {f"blk.4.attn_{part}.weight": np.zeros((16, 32), np.float32) for part in "kv"}
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("Q8_0"), more=spare)
+    own = checkpoint.load(file, "auto")
+    table: Any = own.per_layer_embeddings
+    assert own.by_program and table.table.matrix.kind == "q8_0"
+    exact = ours(checkpoint.load(file, "float32", backend="pytorch"), chain(PROMPT))
+    assert (ours(own, chain(PROMPT)) - exact).abs().mean() < 0.05 * exact.std()
 
 
 @needs_native

@@ -12,9 +12,8 @@ from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared, without_nextn
-from draftwood.models.checkpoints.gguf_metadata import Metadata, Reader
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from draftwood.models.checkpoints.gguf_gemma import gemma, gemma4, gemma4_names
+from draftwood.models.checkpoints.gguf_metadata import FULL, SLIDING, Metadata, Reader, renamed, windows
 
 
 def nothing(file: Metadata, raw: Raw) -> Raw:
@@ -38,7 +37,8 @@ class Architecture:
 
     `turned_pairs`: llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
     pairs of neighbours. `offset_norms`: it has added 1 to the norms that multiply by 1 + weight. `hybrid`: layers may
-    lack attention or a feed-forward, and have 0 in the arrays of sizes. `adapt`: what else it has done to tensors.
+    lack attention or a feed-forward, and have 0 in the arrays of sizes. `by_layer`: sizes differ from layer
+    to layer; the first one's are read as those of all. `adapt`: what else it has done to tensors.
     """
 
     family: str
@@ -46,32 +46,8 @@ class Architecture:
     turned_pairs: bool = False
     offset_norms: bool = False
     hybrid: bool = False
+    by_layer: bool = False
     adapt: Callable[[Metadata, Family], Family] = as_in_checkpoints
-
-
-def _renamed(**names: str) -> Reader:
-    """Keys of config.json from metadata of other names, where there are some."""
-
-    def read(file: Metadata, raw: Raw) -> Raw:
-        values = {key: file.value(name) for key, name in names.items()}
-        return {key: value for key, value in values.items() if value is not None}
-
-    return read
-
-
-def _windows(every: int, default: int = 0) -> Reader:
-    """Sliding windows in all but each `every`th layer, unless the file says which."""
-
-    def read(file: Metadata, raw: Raw) -> Raw:
-        window = file.value("attention.sliding_window", default) or None
-        limited = file.array("attention.sliding_window_pattern")  # of each layer
-        if not limited:
-            step = file.value("attention.sliding_window_pattern", every)
-            limited = [layer % step != 0 for layer in range(1, raw["num_hidden_layers"] + 1)]
-        types = [SLIDING if window and each else FULL for each in limited]
-        return {"sliding_window": window, "layer_types": types}
-
-    return read
 
 
 def _all(*readers: Reader) -> Reader:
@@ -90,29 +66,13 @@ def _phi3(file: Metadata, raw: Raw) -> Raw:
     return {**raw["rope_parameters"], "sliding_window": file.value("attention.sliding_window") or None}
 
 
-def _gemma(layers_of_27b: int, every: int, default: int) -> Reader:
-    """Gemma 2 and 3; the attention of the largest ones has a scale of its own."""
-
-    def read(file: Metadata, raw: Raw) -> Raw:
-        largest = raw["num_hidden_layers"] == layers_of_27b
-        made = _windows(every, default)(file, raw)
-        made |= _renamed(**{key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")})(file, raw)
-        made["query_pre_attn_scalar"] = raw["hidden_size"] // raw["num_attention_heads"] if largest else raw["head_dim"]
-        if every == 6:
-            local = {"rope_theta": file.value("rope.freq_base_swa", 10000.0)}
-            made["rope_parameters"] = {FULL: raw["rope_parameters"], SLIDING: local}
-        return {key: value for key, value in made.items() if value or "softcap" not in key}
-
-    return read
-
-
 def _olmo2(file: Metadata, raw: Raw) -> Raw:
     """OLMo 3 is OLMo 2 with windows, whose layers' rotary positions are not scaled."""
     if not file.value("attention.sliding_window"):
         return {}
     local = {"rope_theta": file.value("rope.freq_base_swa", raw["rope_parameters"]["rope_theta"])}
     rope = {FULL: raw["rope_parameters"], SLIDING: local}
-    return {"model_type": "olmo3", "rope_parameters": rope, **_windows(4)(file, raw)}
+    return {"model_type": "olmo3", "rope_parameters": rope, **windows(4)(file, raw)}
 
 
 def _normed_heads(key: str) -> Reader:
@@ -137,7 +97,7 @@ def _starcoder(file: Metadata, raw: Raw) -> Raw:
 
 def _granite(file: Metadata, raw: Raw) -> Raw:
     names = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale"}
-    return _renamed(**names, residual_multiplier="residual_scale", logits_scaling="logit_scale")(file, raw)
+    return renamed(**names, residual_multiplier="residual_scale", logits_scaling="logit_scale")(file, raw)
 
 
 def _llama(file: Metadata, raw: Raw) -> Raw:
@@ -177,22 +137,23 @@ ARCHITECTURES = {
     "qwen2vl": Architecture("qwen2_vl_text"),
     "qwen3vl": Architecture("qwen3_vl_text"),
     "phi3": Architecture("phi3", _phi3),
-    "gemma2": Architecture("gemma2", _gemma(46, 2, 4096), offset_norms=True),
-    "gemma3": Architecture("gemma3_text", _gemma(62, 6, 0), offset_norms=True),
+    "gemma2": Architecture("gemma2", gemma(46, 2, 4096), offset_norms=True),
+    "gemma3": Architecture("gemma3_text", gemma(62, 6, 0), offset_norms=True),
+    "gemma4": Architecture("gemma4_text", gemma4, by_layer=True, adapt=gemma4_names),
     "smollm3": Architecture("smollm3", turned_pairs=True),
-    "olmo": Architecture("olmo", _renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),
+    "olmo": Architecture("olmo", renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),
     "olmo2": Architecture("olmo2", _olmo2),
     "granite": Architecture("granite", _granite, turned_pairs=True),
     "arcee": Architecture("arcee", turned_pairs=True),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
-    "exaone4": Architecture("exaone4", _windows(4)),
+    "exaone4": Architecture("exaone4", windows(4)),
     "ernie4_5": Architecture("ernie4_5", lambda file, raw: {"use_bias": raw["attention_bias"]}),
     "chatglm": Architecture("glm"),
     "glm4": Architecture("glm4"),
-    "command-r": Architecture("cohere", _all(_renamed(logit_scale="logit_scale"), _normed_heads("use_qk_norm"))),
-    "cohere2": Architecture("cohere2", _all(_renamed(logit_scale="logit_scale"), _windows(4, 4096))),
+    "command-r": Architecture("cohere", _all(renamed(logit_scale="logit_scale"), _normed_heads("use_qk_norm"))),
+    "cohere2": Architecture("cohere2", _all(renamed(logit_scale="logit_scale"), windows(4, 4096))),
     "phi2": Architecture("phi"),
-    "gptneox": Architecture("gpt_neox", _renamed(use_parallel_residual="use_parallel_residual"), adapt=plain_rows),
+    "gptneox": Architecture("gpt_neox", renamed(use_parallel_residual="use_parallel_residual"), adapt=plain_rows),
     "starcoder2": Architecture("starcoder2", lambda file, raw: {"use_bias": raw["attention_bias"]}),
     "stablelm": Architecture("stablelm", _all(_stablelm, _normed_heads("qk_layernorm"))),
     "nemotron": Architecture("nemotron", offset_norms=True),

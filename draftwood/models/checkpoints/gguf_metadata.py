@@ -23,5 +23,35 @@ class Metadata(Protocol):
         """True if the file has this tensor."""
         ...
 
+    def vector(self, name: str) -> list[float]:
+        """The numbers of a tensor of one dimension."""
+        ...
+
 
 Reader = Callable[[Metadata, Raw], Raw]  # keys of config.json, from sizes and what they say together with them
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def renamed(**names: str) -> Reader:
+    """Keys of config.json from metadata of other names, where there are some."""
+
+    def read(file: Metadata, raw: Raw) -> Raw:
+        values = {key: file.value(name) for key, name in names.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    return read
+
+
+def windows(every: int, default: int = 0) -> Reader:
+    """Sliding windows in all but each `every`th layer, unless the file says which."""
+
+    def read(file: Metadata, raw: Raw) -> Raw:
+        window = file.value("attention.sliding_window", default) or None
+        limited = file.array("attention.sliding_window_pattern")  # of each layer
+        if not limited:
+            step = file.value("attention.sliding_window_pattern", every)
+            limited = [layer % step != 0 for layer in range(1, raw["num_hidden_layers"] + 1)]
+        types = [SLIDING if window and each else FULL for each in limited]
+        return {"sliding_window": window, "layer_types": types}
+
+    return read

@@ -33,6 +33,7 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
     *("rope.dimension_sections", "n_deepstack_layers"),  # of images
 )
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
+LAYER = re.compile(r"\.(\{i\}|\d+)\.")  # in a checkpoint's names
 HEAD_NORM = re.compile(r"\.norms\.(\d+)\.weight$")  # of one head; those of all are rows of one tensor
 ONE_OUTPUT = ".ffn_gate_inp_shexp.weight"  # a matrix whose one row is written as a vector
 DECAYS = ".ssm_a"  # minus the exponentials of a checkpoint's numbers
@@ -74,7 +75,7 @@ class GgufWeights:
         except ModelError as error:
             raise ModelError(f"{self.source}: {error}") from None
         self._check_unread()
-        if self.has("rope_freqs.weight"):
+        if self.has("rope_freqs.weight") and "rope_type" in raw["rope_parameters"]:
             config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
         names = {key: tuple(map(self._name, names)) for key, names in family.names.items()}
         family = replace(family, names=gguf_experts.stacked(self, names))
@@ -83,13 +84,12 @@ class GgufWeights:
     def _name(self, name: str) -> str:
         """The file's name for a checkpoint's tensor; what the architecture does not know keeps its name."""
         name, *number = HEAD_NORM.sub(r".weight[\1]", name).partition("[")
-        asked = (
-            name.replace("{i}", "0").replace("_correction_bias", "_correction.bias").replace("dt_bias", "dt_proj.bias")
-        )
+        asked = LAYER.sub(".0.", name, 1).replace("_correction_bias", "_correction.bias")
+        asked, layer = asked.replace("dt_bias", "dt_proj.bias"), LAYER.search(name)
         asked = f"{asked}.weight" if asked.endswith(".sinks") else asked
         own = _name_map(self.architecture).get_name(asked, (".weight", ".bias")) or name
         row = "" if name.endswith("_correction_bias") else "".join(number)  # those are a vector in files
-        return own.replace("blk.0.", "blk.{i}.") + row
+        return own.replace("blk.0.", f"blk.{layer[1]}." if layer else "blk.0.") + row
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is none."""
@@ -131,8 +131,11 @@ class GgufWeights:
 
     def _present(self, key: str, default: int | None = None) -> int:
         """A positive whole number; of an array of a hybrid's layers that of those which have one, others have 0."""
-        some = {value for value in self.array(key) if value}
-        hybrid = ARCHITECTURES[self.architecture].hybrid and len(some) == 1
+        values, architecture = self.array(key), ARCHITECTURES[self.architecture]
+        some = {value for value in values if value}
+        if values and architecture.by_layer:
+            return self._checked(key, values[0])
+        hybrid = architecture.hybrid and len(some) == 1
         return self._checked(key, some.pop() if hybrid else self.value(key, default))
 
     def _whole(self, key: str, default: int | None = None) -> int:
@@ -196,7 +199,7 @@ class GgufWeights:
         original = self.value("rope.scaling.original_context_length", self.value("context_length"))
         if self.has("rope_factors_long.weight"):
             rope |= {"rope_type": "longrope", "attention_factor": magnitude}
-            rope |= {f"{kind}_factor": self._vector(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
+            rope |= {f"{kind}_factor": self.vector(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
         elif scaling == "yarn":  # llama.cpp: ggml_rope_yarn and llama_context
             overall = self.value("rope.scaling.yarn_log_multiplier", 0.0)  # of "mscale_all_dim"
             if not all(isinstance(number, float) and number >= 0 for number in (factor, overall)):
@@ -219,9 +222,9 @@ class GgufWeights:
         (length, *more), _ = self.shape("rope_freqs.weight")
         if length != count or more:
             raise ModelError(f"{self.source}: tensor rope_freqs.weight does not fit the heads; convert the model again")
-        return RopeDivisors(divisors=tuple(self._vector("rope_freqs.weight")))
+        return RopeDivisors(divisors=tuple(self.vector("rope_freqs.weight")))
 
-    def _vector(self, name: str) -> list[float]:
+    def vector(self, name: str) -> list[float]:
         """The numbers of a tensor of one dimension."""
         (count, *_), _ = self.shape(name)
         values = torch.empty(count)
