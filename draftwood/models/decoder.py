@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
-from draftwood.models.backend.native import NativeMatrix, kernels
+from draftwood.models.backend.native import NativeMatrix, kernels, knows_all_knobs
 from draftwood.models.backend.program import Program
 from draftwood.models.backend.recurrent import available
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Plane
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.decoder_weights import DecoderWeights
+from draftwood.models.decoder_weights import AttentionKind, DecoderWeights
 from draftwood.models.flat import (
     AttentionGroup,
     AttentionMetadata,
@@ -42,7 +42,7 @@ class Decoder(DecoderWeights):
     """A decoder-only transformer; see `draftwood.models.base.CausalModel` for `forward`.
 
     A layer with an attention window of w sees the tokens at the last w positions. Slots do not tell positions, so where
-    any layer has a window, the last plane of the cache stores the position of the token in each slot. With `parallel`
+    masks depend on them, the last plane of the cache stores the position of the token in each slot. With `parallel`
     the decoder is the part of a model that one of several processes computes.
     """
 
@@ -61,7 +61,10 @@ class Decoder(DecoderWeights):
     @property
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
-        return self._program is not None or (self.native and (not self.recurrent_shapes or available()))
+        if self._program is not None:
+            return True
+        able = (not self.recurrent_shapes or available()) and (not self.config.has_rare_knobs or knows_all_knobs())
+        return self.native and able
 
     @property
     def kernels(self) -> str:
@@ -91,7 +94,7 @@ class Decoder(DecoderWeights):
         for number in range(self.n_layers):
             c = self.local.layer(number)
             if c.attends and c.kv_layer is None:
-                planes += [(c.num_key_value_heads, row_width(dtype, c.head_dim), dtype)] * 2
+                planes += [(c.num_key_value_heads, row_width(dtype, dim), dtype) for dim in (c.head_dim, c.value_dim)]
         if self.stores_positions:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
@@ -104,8 +107,8 @@ class Decoder(DecoderWeights):
 
     @property
     def stores_positions(self) -> bool:
-        """True if the last plane of the cache holds the position of each slot, which PyTorch needs for windows."""
-        return any(kind.window for kind in self.attention_kinds) and not self.by_program
+        """True if the last plane of the cache holds the position of each slot, which PyTorch needs for some masks."""
+        return any(kind.by_position for kind in self.attention_kinds) and not self.by_program
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if self._program is None and self.by_program:
@@ -174,26 +177,27 @@ class Decoder(DecoderWeights):
         places = None if in_order else torch.tensor(row_queries, device=self.device)
         cpu, dtype = self.device.type == "cpu", torch.float32 if self.native else self.dtype
         metadata = []
-        for window, heads, kv_heads, rotary in self.attention_kinds:
+        for kind in self.attention_kinds:
             groups, first = [], 0
             for (segments, rows), seen in zip(groups_of, visibles, strict=True):
                 last = first + len(segments) * rows
                 extent, span = segments[0].extent, seen.shape[-1]
-                if window and span > window:  # in a span of at most `window` slots nothing is too far
+                stored = at = None
+                if kind.by_position:
                     stored = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]
                     at = (batch.positions if taken is None else batch.positions[taken])[first:last]
-                    seen = seen & (stored > at.view(len(segments), -1, 1) - window)
-                bias = additive(seen, dtype)
+                    at = at.view(len(segments), -1, 1)
+                bias = _mask(kind, seen, stored, at, batch.reach, dtype)
                 if cpu:
-                    bias = folded(bias, heads, kv_heads)
+                    bias = folded(bias, kind.heads, kind.kv_heads)
                 groups.append(AttentionGroup(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
-            if rotary is not None:
-                tables = rotary.tables(batch.reach, self.device, dtype)
+            if kind.rotary is not None:
+                tables = kind.rotary.tables(batch.reach, self.device, dtype)
                 cos, sin = (part[batch.positions][None] for part in tables)
-            attend = ordered if cpu else fused
-            metadata.append(AttentionMetadata(cos, sin, attend, None, groups, taken, places))
+            attend, factors = ordered if cpu else fused, _factors(kind, batch.positions[None], dtype)
+            metadata.append(AttentionMetadata(cos, sin, attend, None, groups, taken, places, factors))
         return self._with_inputs(metadata, batch.tokens[None])
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -201,7 +205,7 @@ class Decoder(DecoderWeights):
         x = self._scaled(tokens)
         if self.position is not None:
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
-        return x
+        return x if self.embed_norm is None else self._normalised(x, self.embed_norm, self.embed_norm_bias)
 
     def _scaled(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.embed(tokens)
@@ -224,7 +228,10 @@ class Decoder(DecoderWeights):
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The final norm [n, D]."""
-        return NORMS[self.config.norm](hidden, self.norm, self.norm_bias, self.config.rms_norm_eps)
+        return self._normalised(hidden, self.norm, self.norm_bias)
+
+    def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return NORMS[self.config.norm](x, weight, bias, self.config.rms_norm_eps)
 
     def _head(self, hidden: Tensor) -> Tensor:
         cap = self.config.logit_softcap
@@ -263,12 +270,38 @@ class Decoder(DecoderWeights):
         """For each kind of layer: rotary tables and the causal mask of texts x [B, T, D] at positions 0, 1, ..."""
         n = x.shape[1]
         metadata: list[AttentionMetadata] = []
-        for window, _, _, rotary in self.attention_kinds:
+        at = torch.arange(n, device=x.device)[None]
+        for kind in self.attention_kinds:
             bias = None  # the fused kernel knows the causal one
-            if 0 < window < n:
-                bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window), x.dtype)
+            if kind.by_position:
+                causal = torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril()
+                bias = _mask(kind, causal, at[:, None], at[..., None], n, x.dtype)
             cos = sin = None
-            if rotary is not None:
-                cos, sin = (table[:n] for table in rotary.tables(n, x.device, x.dtype))
-            metadata.append(AttentionMetadata(cos, sin, fused, bias))
+            if kind.rotary is not None:
+                cos, sin = (table[:n] for table in kind.rotary.tables(n, x.device, x.dtype))
+            metadata.append(AttentionMetadata(cos, sin, fused, bias, query_factors=_factors(kind, at, x.dtype)))
         return self._with_inputs(metadata, tokens)
+
+
+def _mask(
+    kind: AttentionKind, seen: Tensor, stored: Tensor | None, at: Tensor | None, reach: int, dtype: torch.dtype
+) -> Tensor:
+    """What is added to scores [B, (heads,) Q or 1, S] of rows that see slots `seen` [B, Q or 1, S].
+
+    `stored` [B, 1, S] are the slots' positions, `at` [B, Q, 1] the rows', below `reach`; without them all see alike.
+    """
+    if stored is None or at is None:
+        return additive(seen, dtype)
+    if kind.window and seen.shape[-1] > kind.window:  # in a span of at most `window` slots nothing is too far
+        seen = seen & (stored > at - kind.window)
+    bias = additive(seen, dtype)
+    if kind.alibi is None:
+        return bias
+    table = kind.alibi.table(reach).to(bias.device, torch.promote_types(dtype, torch.float32))
+    distances = table[:, stored.clamp(0, reach - 1)] - table[:, at]  # [heads, B, Q, S]
+    return bias[:, None] + distances.transpose(0, 1).to(dtype)
+
+
+def _factors(kind: AttentionKind, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """What queries [B, N, heads, D] at positions [B, N] are multiplied by."""
+    return None if kind.growth is None else kind.growth.factors(positions)[..., None, None].to(dtype)

@@ -6,9 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from torch import Tensor
+
+from draftwood.models.alibi import Alibi
 from draftwood.models.experts_config import ExpertsConfig
+from draftwood.models.latent_config import LatentConfig
 from draftwood.models.recurrent_config import RecurrentConfig
 from draftwood.models.rotary import UNSCALED, RopeScaling
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + beta * log(1 + floor((position + start) / length)) (Llama 4)."""
+
+    beta: float
+    length: int
+    start: int = 0
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """What queries at positions [...] are multiplied by, float32."""
+        return 1 + self.beta * ((positions + self.start) // self.length).float().log1p()
+
 
 Differences: TypeAlias = tuple[tuple[str, Any], ...]  # (knob, value) of one layer
 
@@ -48,6 +66,10 @@ class DecoderConfig:
     late_qk_norm: bool = False  # it comes after the rotation
     value_norm: bool = False  # values are divided by their root mean square
     qkv_clip: float | None = None  # largest size of components of queries, keys and values
+    alibi: Alibi | None = None  # scores have a bias that falls with the distance
+    query_growth: QueryGrowth | None = None
+    latent: LatentConfig | None = None  # keys and values come from a small vector
+    inner_norm: bool = False  # of what the second product of mixer and feed-forward reads
     sinks: bool = False  # each head has a score more, of nothing, in its softmax
     output_gate: bool = False  # what a head gets is multiplied by the sigmoid of a gate, which follows its query
     kv_layer: int | None = None  # the layer whose keys and values are read; None: its own
@@ -58,6 +80,7 @@ class DecoderConfig:
     rotary_dim: int | None = None  # leading components of each head that are rotated, 0 none; None: all
     window: int = 0  # positions that a row sees, its own included; 0: all
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -73,11 +96,24 @@ class DecoderConfig:
         return replace(self, layers=(), **dict(self.layers[number])) if self.layers else self
 
     @property
+    def has_rare_knobs(self) -> bool:
+        """True if a layer has knobs that older native libraries do not know."""
+        each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
+        mixers = any(c.alibi or c.query_growth or c.latent or c.inner_norm for c in each)
+        feeds = any(c.hidden_act == "xielu" or (c.experts and c.experts.is_rare) for c in each)
+        return mixers or feeds or self.embedding_norm
+
+    @property
     def rotated(self) -> int:
         """How many components of each head are rotated."""
         if self.position_offset is not None:
             return 0
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Components of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def query_scale(self) -> float:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from draftwood.errors import ModelError
-from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.alibi import Alibi
+from draftwood.models.decoder_config import DecoderConfig, QueryGrowth
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.layer import Layer, PartReads
 from draftwood.models.layers.part import norm_parameters
@@ -28,6 +29,13 @@ class AttentionKind(NamedTuple):
     heads: int
     kv_heads: int
     rotary: Rotary | None
+    alibi: Alibi | None = None
+    growth: QueryGrowth | None = None
+
+    @property
+    def by_position(self) -> bool:
+        """True if masks depend on the positions of keys."""
+        return bool(self.window) or self.alibi is not None
 
 
 class DecoderWeights(nn.Module):
@@ -51,12 +59,18 @@ class DecoderWeights(nn.Module):
         embeds = config.hidden_size_per_layer_input > 0
         self.per_layer_embeddings = PerLayerEmbeddings(config) if embeds else None
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
+        self.embed_norm: nn.Parameter | None = None
+        self.embed_norm_bias: nn.Parameter | None = None
+        if config.embedding_norm:
+            self.embed_norm, self.embed_norm_bias = norm_parameters(config, config.hidden_size)
         self.head: Any = Linear(config.hidden_size, self.local.vocab_size, bias=config.head_bias)
         if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
         rotaries: dict[Any, Rotary] = {}
         kinds = [
-            AttentionKind(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries))
+            AttentionKind(
+                *(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries)), c.alibi, c.query_growth
+            )
             for c in ([c for c in each if c.attends] or each[:1])
         ]
         self.attention_kinds = sorted(set(kinds), key=kinds.index)

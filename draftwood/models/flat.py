@@ -61,6 +61,7 @@ class AttentionMetadata:
     groups: Sequence[AttentionGroup] = ()
     query_rows: Tensor | None = None  # [Q] row of the batch for each query of the groups; None: the rows in order
     row_queries: Tensor | None = None  # [N] query of each row, to undo `query_rows`
+    query_factors: Tensor | None = None  # [B, N, 1, 1] that queries are multiplied by
     beside: Tensor | None = None  # [B, N, D] what trained heads read beside the rows: the tokens' embeddings
     per_layer_inputs: Tensor | None = None  # [B, N, layers, W] of layers with per-layer embeddings
 
@@ -72,6 +73,8 @@ class KVStore(Protocol):
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
         """Store k and v [1, N, kv_heads, D] of N rows; return attention [1, N, heads * D] of q [1, N, heads, D].
+
+        Values may have another D, which the result then has.
 
         Without k and v those are read that an earlier layer has stored.
         """
@@ -96,8 +99,8 @@ class CachedKV:
         parts: list[Tensor] = []
         for group in meta.groups:
             keys, values = (
-                from_rows(self.cache.read(plane, group.extent, group.span, group.count), q.dtype, q.shape[-1])
-                for plane in (self.first_plane, self.first_plane + 1)
+                from_rows(self.cache.read(plane, group.extent, group.span, group.count), q.dtype, width)
+                for plane, width in enumerate((q.shape[-1], (q if v is None else v).shape[-1]), self.first_plane)
             )
             queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])
             parts.append(meta.attend(queries, keys, values, group.bias, scores).flatten(0, 1))

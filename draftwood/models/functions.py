@@ -26,6 +26,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def xielu(x: Tensor, right: Tensor, left: Tensor, both: Tensor, least: Tensor) -> Tensor:
+    """xIELU (Huang and Schlag 2025, arXiv 2411.13010) with its slopes on either side of zero, and on both."""
+    return torch.where(x > 0, right * x * x, (torch.expm1(torch.min(x, least)) - x) * left) + both * x
+
+
 SERIAL_ELEMENTS = 16000  # up to this many PyTorch computes an activation in one thread
 
 
@@ -73,7 +78,8 @@ def layer_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    bias = None if bias is None else bias.to(x.dtype)
+    return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias, eps)
 
 
 # by weight, or by 1 + weight (offset); `layer` is centred and, unless it is plain, has a bias

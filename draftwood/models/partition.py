@@ -146,6 +146,9 @@ def check(config: DecoderConfig, size: int, source: object) -> None:
         "sinks": any(layer.sinks for layer in each),
         "layers that read the keys of others": any(layer.kv_layer is not None for layer in each),
         "per-layer embeddings": config.hidden_size_per_layer_input > 0,
+        "linear biases of attention": any(layer.alibi for layer in each),
+        "latent attention": any(layer.latent for layer in each),
+        "norms before the last product": any(layer.inner_norm for layer in each),
     }
     if any(whole.values()):
         what = next(name for name, there in whole.items() if there)

@@ -30,9 +30,8 @@ class RopeScaling:
         smooth = smooth.clamp(0, 1)
         return (1 - smooth) * frequency / self.factor + smooth * frequency
 
-    @property
-    def magnitude(self) -> float:
-        """The factor of what is rotated."""
+    def magnitude(self, context: int) -> float:
+        """The factor of what is rotated in a model that is loaded for `context` tokens."""
         return 1.0
 
 
@@ -74,8 +73,7 @@ class Yarn(RopeScaling):
         ramp = ((torch.arange(count, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
         return frequency / self.factor * ramp + frequency * (1 - ramp)
 
-    @property
-    def magnitude(self) -> float:
+    def magnitude(self, context: int) -> float:
         return self.attention_factor
 
 
@@ -89,15 +87,16 @@ class LongRope(RopeScaling):
 
     kind: str = "longrope"
     attention_factor: float = 1.0
+    short_attention_factor: float | None = None  # where that of short contexts is another
     short: tuple[float, ...] = ()  # [dim / 2]
     long: tuple[float, ...] = ()
 
     def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
         return frequency / torch.tensor(self.long if context > self.original_context else self.short)
 
-    @property
-    def magnitude(self) -> float:
-        return self.attention_factor
+    def magnitude(self, context: int) -> float:
+        short = self.short_attention_factor
+        return self.attention_factor if short is None or context > self.original_context else short
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,8 @@ class Rotary:
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         frequency = self._frequencies()
         angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency  # [length, dim / 2]
-        cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
+        magnitude = self.scaling.magnitude(self.context)
+        cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
         both = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
         return both[0].to(device, dtype), both[1].to(device, dtype)
 

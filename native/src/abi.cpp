@@ -1,6 +1,8 @@
 #include "abi.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -88,20 +90,38 @@ int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out
 void* dw_model(const dw_shape* shape, int layers) {
   return guarded<void*>(nullptr, [&] { return new Model(*shape, layers); });
 }
-int dw_model_part(void* model, int layer, const dw_part* part) {
+// The first bytes of a part, as many as a caller has.
+static dw_part part_of(const dw_part* part, size_t bytes) {
+  dw_part own{};
+  std::memcpy(static_cast<void*>(&own), part, std::min(bytes, sizeof own));
+  if (!own.value_dim) own.value_dim = own.head_dim;
+  if (!own.group_top) own.group_top = 2;
+  return own;
+}
+int dw_model_part_sized(void* model, int layer, const dw_part* part, size_t bytes) {
   return guarded(1, [&] {
-    static_cast<Model*>(model)->layers.at(layer).push_back(*part);
+    static_cast<Model*>(model)->layers.at(layer).push_back(part_of(part, bytes));
     return 0;
   });
+}
+int dw_model_part(void* model, int layer, const dw_part* part) {
+  return dw_model_part_sized(model, layer, part, offsetof(dw_part, value_dim));
 }
 int dw_model_recurrence(void* model, int layer, const dw_part* part, const dw_recurrence* recurrence) {
   return guarded(1, [&] {
     Model& made = *static_cast<Model*>(model);
-    dw_part own = *part;
+    dw_part own = part_of(part, offsetof(dw_part, value_dim));
     own.kind = DW_RECURRENT;
     own.rope = static_cast<int32_t>(made.recurrences.size());
     made.recurrences.emplace_back(*recurrence);
     made.layers.at(layer).push_back(own);
+    return 0;
+  });
+}
+int dw_model_embedding_norm(void* model, const float* weight, const float* bias) {
+  return guarded(1, [&] {
+    static_cast<Model*>(model)->embedding_norm = weight;
+    static_cast<Model*>(model)->embedding_norm_bias = bias;
     return 0;
   });
 }

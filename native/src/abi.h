@@ -77,6 +77,16 @@ typedef struct {
   const float* expert_scale; /* [count] of weights */
 } dw_experts;
 
+/* Latent attention: the part's first product makes queries, or a latent of them, then a latent of keys and values and what
+   all heads' keys begin with [rotary_dim]. Of the latents, normalised, further products make the heads' queries, and the rest
+   of their keys, then their values. */
+typedef struct {
+  int32_t q_rank /* 0: queries have no latent */, kv_rank;
+  float eps;
+  const void *q_up /* matrix, or null */, *kv_up;
+  const float *q_norm, *kv_norm;
+} dw_latent;
+
 /* One half of a layer: attention (up = qkv, down = o), feed-forward (up = gate and up, or up), experts (no up, no down) or
    what the token's input of the layer gives (up = gate). */
 typedef struct {
@@ -96,6 +106,17 @@ typedef struct {
   const float* scalar; /* [1] what the rows behind the part are multiplied by, or null */
   float gate_scale; /* of a feed-forward's gates, before their activation */
   int32_t input;    /* number of the input */
+  /* what follows is read by dw_model_part_sized alone */
+  int32_t value_dim;                   /* components of a head's values; 0: head_dim */
+  int32_t growth_length, growth_start; /* queries are multiplied by 1 + growth * log(1 + (position + start) / length), whole numbers */
+  float growth;
+  int32_t group_top;       /* of a mixture: how many scores of a group are summed; 0: 2 */
+  float jitter;            /* of a mixture: more than 0 where a sparse mixer chooses */
+  int64_t bias_stride;
+  const float* bias;       /* [heads][bias_stride]: scores get a position's less the row's own; readable to a multiple of 16; or null */
+  const float* inner_norm; /* of what the second product reads, or null */
+  const float* numbers;    /* [4] of the activation, or null */
+  const dw_latent* latent; /* or null */
 } dw_part;
 
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,
@@ -159,6 +180,8 @@ DW_API int dw_forward_walks(void* model, const dw_batch* batch, const dw_walks* 
 
 DW_API void* dw_model(const dw_shape* shape, int layers);
 DW_API int dw_model_part(void* model, int layer, const dw_part* part); /* appends to the layer */
+DW_API int dw_model_part_sized(void* model, int layer, const dw_part* part, size_t bytes); /* the same of a part of so many bytes */
+DW_API int dw_model_embedding_norm(void* model, const float* weight, const float* bias); /* of embeddings, of the last norm's kind */
 DW_API void dw_model_free(void* model);
 DW_API int dw_forward(void* model, const dw_batch* batch);
 DW_API int dw_reads_beside(void); /* 1 from the version on that has `beside` */

@@ -50,9 +50,39 @@ Mixture laid_out(const Kernels& k, const dw_experts& e, int64_t width, int64_t r
   return m;
 }
 
-// What a row of logits makes of the experts: which it chose, rising, and their weights.
-void choose(const dw_experts& e, float* score, float* judged, int32_t* expert, float* weight) {
+// The sparse mixer (arXiv 2409.12136): one expert after the other is the largest of those left, weighed against those near it.
+void mix(const dw_experts& e, float jitter, const float* score, float* left, int32_t* expert, float* weight) {
   const int64_t n = e.count;
+  std::copy(score, score + n, left);
+  std::vector<std::pair<int32_t, float>> found;
+  for (int64_t j = 0; j < e.chosen; j++) {
+    const int64_t best = std::max_element(left, left + n) - left;
+    const float top = left[best];
+    float total = 0;
+    for (int64_t i = 0; i < n; i++)
+      if (!((top - score[i]) / std::max(std::abs(score[i]), top) > 2 * jitter)) total += std::exp(left[i] - top);
+    found.push_back({static_cast<int32_t>(best), 1 / total});
+    left[best] = -INFINITY;
+  }
+  std::sort(found.begin(), found.end());
+  for (int64_t j = 0; j < e.chosen; j++) expert[j] = found[j].first, weight[j] = found[j].second * e.scale;
+}
+
+// The sum of the largest scores of a group, `top` of them.
+float group_score(const float* judged, int64_t size, int64_t top) {
+  std::vector<float> own(judged, judged + size);
+  top = std::min(top, size);
+  std::partial_sort(own.begin(), own.begin() + top, own.end(), std::greater<float>());
+  float sum = 0;
+  for (int64_t i = 0; i < top; i++) sum += own[i];
+  return sum;
+}
+
+// What a row of logits makes of the experts: which it chose, rising, and their weights.
+void choose(const dw_part& part, float* score, float* judged, int32_t* expert, float* weight) {
+  const dw_experts& e = *part.experts;
+  const int64_t n = e.count;
+  if (part.jitter) return mix(e, part.jitter, score, judged, expert, weight);
   if (e.sigmoid) {
     for (int64_t i = 0; i < n; i++) score[i] = 1 / (1 + std::exp(-score[i]));
   } else {
@@ -62,14 +92,10 @@ void choose(const dw_experts& e, float* score, float* judged, int32_t* expert, f
     for (int64_t i = 0; i < n; i++) score[i] /= total;
   }
   for (int64_t i = 0; i < n; i++) judged[i] = score[i] + (e.selection_bias ? e.selection_bias[i] : 0);
-  if (e.groups > 1) {  // all but the groups with the largest sums of two drop out
+  if (e.groups > 1) {  // all but the groups with the largest scores drop out
     const int64_t size = n / e.groups;
     std::vector<float> sums(e.groups);
-    for (int64_t g = 0; g < e.groups; g++) {
-      std::vector<float> own(judged + g * size, judged + (g + 1) * size);
-      std::partial_sort(own.begin(), own.begin() + std::min<int64_t>(2, size), own.end(), std::greater<float>());
-      sums[g] = own[0] + (size > 1 ? own[1] : 0);
-    }
+    for (int64_t g = 0; g < e.groups; g++) sums[g] = group_score(judged + g * size, size, part.group_top);
     std::vector<bool> stays(e.groups);
     for (int64_t j = 0; j < e.chosen_groups; j++) {
       int64_t best = -1;
@@ -78,7 +104,7 @@ void choose(const dw_experts& e, float* score, float* judged, int32_t* expert, f
       stays[best] = true;
     }
     for (int64_t i = 0; i < n; i++)
-      if (!stays[i / size]) judged[i] = 0;
+      if (!stays[i / size]) judged[i] = -INFINITY;
   }
   float total = 0;
   for (int64_t j = 0; j < e.chosen; j++) {
@@ -176,7 +202,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
     float* logits = f.branch + i * f.wide;
     int32_t* expert = m.expert + i * each;
     float *weight = m.weight + i * each, gate = e.shared_gate ? logits[e.count] : 0;
-    choose(e, logits, f.own(crew), expert, weight);
+    choose(part, logits, f.own(crew), expert, weight);
     if (e.shared) expert[e.chosen] = e.count, weight[e.chosen] = e.shared_gate ? 1 / (1 + std::exp(-gate)) : 1;
   });
   if (!crew.me) sort(f.k, m, rows);
@@ -195,7 +221,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
       gate[d] = std::min(gate[d], e.limit);
       up[d] = std::min(std::max(up[d], -e.limit), e.limit) + 1;
     }
-    f.k.activate(part.activation, gate, up, down.k, tmp);
+    f.k.activate(part.activation, nullptr, gate, up, down.k, tmp);
     f.k.convert(down, tmp, m.operand + m.at[m.count() + 2 + i], p - first, m.start[i + 1] - first);
   });
   multiply(f, crew, m, true);

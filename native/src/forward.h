@@ -38,6 +38,8 @@ struct Forward {
   int64_t wide, head_wide;  // floats between rows of branch, and of logits there
   int64_t scratch_size;
   const dw_walks* walks;  // of recurrent layers, or null
+  float* latents;    // [rows][latent_wide] of keys and values
+  int64_t latent_wide;
 
   const dw_shape& s() const { return model.shape; }
 
@@ -52,12 +54,12 @@ struct Forward {
   }
   void last_norm(const float* row, float* out) const { k.norm(s().layer_norm, row, s().norm, s().norm_bias, s().width, s().eps, out); }
 
-  // One product; the rows' operand is ready. Threads take panels as they come.
-  void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo) const {
+  // One product, put from `first` on in the rows of branch; the rows' operand is ready. Threads take panels as they come.
+  void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo, int64_t first = 0) const {
     int64_t step = std::max<int64_t>(4, m.panels / (4 * crew.threads) / 4 * 4);
     if (crew.threads == 1) step = m.panels;
     for (int64_t from; (from = crew.claim(m.panels, step)) >= 0;)
-      k.multiply(m, rows, operand, branch, ldo, from, std::min(m.panels, from + step));
+      k.multiply(m, rows, operand, branch + first, ldo, from, std::min(m.panels, from + step));
     crew.barrier();
   }
 
@@ -100,7 +102,20 @@ struct Forward {
   // The row of a slot of a segment's extent in a plane, of one head.
   char* plane_row(const dw_part& part, int32_t plane, int64_t segment, int64_t head, int64_t slot) const {
     const int64_t row = static_cast<int64_t>(batch.base[segment]) * part.kv_heads + head * batch.capacity[segment] + slot;
-    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), part.head_dim);
+    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), plane == part.keys ? part.head_dim : part.value_dim);
+  }
+
+  void turn(const dw_part& part, int64_t i, float* x) const {
+    const int64_t half = part.rotary_dim / 2, at = batch.position[i] * half;
+    k.rotate(x, batch.cos[part.rope] + at, batch.sin[part.rope] + at, half);
+  }
+
+  // Queries [count] that lie `stride` apart, times what they grow by with their position.
+  void grow(const dw_part& part, int64_t i, float* first, int64_t count, int64_t stride) const {
+    if (!part.growth) return;
+    const float factor = 1 + part.growth * std::log1p(static_cast<float>((batch.position[i] + part.growth_start) / part.growth_length));
+    for (int64_t h = 0; h < count; h++)
+      for (int64_t d = 0; d < part.head_dim; d++) first[h * stride + d] *= factor;
   }
 
   // Norms of queries, or of keys: of each of `count` heads that lie `stride` apart, or of all of them together.
@@ -119,7 +134,7 @@ struct Forward {
 
   // Queries and keys of row i normalised and turned; key and value put into the planes, unless an earlier layer did.
   void place(const dw_part& part, int64_t i, float* tmp) const {
-    const int64_t dim = part.head_dim, heads = part.heads, kv = part.borrowed ? 0 : part.kv_heads, half = part.rotary_dim / 2;
+    const int64_t dim = part.head_dim, heads = part.heads, kv = part.borrowed ? 0 : part.kv_heads;
     const int64_t stride = part.gate ? 2 * dim : dim;
     float *row = branch + i * wide, *keys = row + heads * stride, *values = keys + kv * dim;
     auto norms = [&] {
@@ -127,24 +142,23 @@ struct Forward {
       normalise_heads(part, row, heads, stride, part.q_norm, part.q_norm_bias, tmp);
       if (kv) normalise_heads(part, keys, kv, dim, part.k_norm, part.k_norm_bias, tmp);
     };
-    for (float* v = row; part.clip && v < values + kv * dim; v++) *v = std::min(std::max(*v, -part.clip), part.clip);
+    for (float* v = row; part.clip && v < values + kv * part.value_dim; v++) *v = std::min(std::max(*v, -part.clip), part.clip);
     if (!part.late_norm) norms();
-    for (int64_t h = 0; half && h < heads + kv; h++)
-      k.rotate(h < heads ? row + h * stride : keys + (h - heads) * dim, batch.cos[part.rope] + batch.position[i] * half,
-               batch.sin[part.rope] + batch.position[i] * half, half);
+    for (int64_t h = 0; part.rotary_dim && h < heads + kv; h++) turn(part, i, h < heads ? row + h * stride : keys + (h - heads) * dim);
     if (part.late_norm) norms();
+    grow(part, i, row, heads, stride);
     const int64_t segment = batch.segment[i];
     for (int64_t h = 0; h < kv; h++) {
-      float* value = values + h * dim;
-      if (part.value_norm) k.norm(false, value, nullptr, nullptr, dim, part.eps, value);
+      float* value = values + h * part.value_dim;
+      if (part.value_norm) k.norm(false, value, nullptr, nullptr, part.value_dim, part.eps, value);
       k.keep(plane_type(), keys + h * dim, dim, plane_row(part, part.keys, segment, h, batch.slot[i]));
-      k.keep(plane_type(), value, dim, plane_row(part, part.values, segment, h, batch.slot[i]));
+      k.keep(plane_type(), value, part.value_dim, plane_row(part, part.values, segment, h, batch.slot[i]));
     }
   }
 
   // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
   void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
-    const int64_t dim = part.head_dim, group = part.heads / part.kv_heads, segment = batch.segment[first];
+    const int64_t dim = part.head_dim, value_dim = part.value_dim, group = part.heads / part.kv_heads, segment = batch.segment[first];
     const char *keys = plane_row(part, part.keys, segment, h, 0), *values = plane_row(part, part.values, segment, h, 0);
     for (int64_t from = 0; from < group; from += QUERIES) {
       Query query[QUERIES];
@@ -156,23 +170,62 @@ struct Forward {
         shared = i == first ? trunk : std::min(shared, trunk);
         for (int64_t g = from; g < std::min(from + QUERIES, group); g++, room += up(n, PANEL))
           query[count++] = {branch + i * wide + (h * group + g) * (part.gate ? 2 * dim : dim), lists + list_at[i] + hidden, n,
-                            scores + room, inner + (i * part.heads + h * group + g) * dim, part.sinks ? part.sinks + h * group + g : nullptr};
+                            scores + room, inner + (i * part.heads + h * group + g) * value_dim, part.sinks ? part.sinks + h * group + g : nullptr,
+                            part.bias ? part.bias + (h * group + g) * part.bias_stride + hidden : nullptr};
       }
-      k.attend(query, count, shared, keys, values, plane_type(), dim, part.scale, part.softcap);
+      k.attend(query, count, shared, keys, values, plane_type(), dim, value_dim, part.scale, part.softcap);
       for (int q = 0; part.gate && q < count; q++) k.damp(query[q].out, query[q].q + dim, dim);
     }
+  }
+
+  // The heads' queries, and the rest of their keys, then their values, from latents: to the rows of branch.
+  void expand(Crew& crew, const dw_part& part) const {
+    const dw_latent& latent = *part.latent;
+    float* tmp = own(crew);
+    const int64_t first = latent.q_up ? latent.q_rank : part.heads * part.head_dim;  // of what is about keys and values
+    auto normed = [&](const Matrix& m, const float* row, const float* weight, int64_t i) {
+      k.norm(false, row, weight, nullptr, m.k, latent.eps, tmp);
+      k.convert(m, tmp, operand, i, batch.rows);
+    };
+    each(crew, batch.rows, [&](int64_t i) {
+      std::memcpy(latents + i * latent_wide, branch + i * wide + first, 4 * (latent.kv_rank + part.rotary_dim));
+      if (latent.q_up) normed(matrix(latent.q_up), branch + i * wide, latent.q_norm, i);
+    });
+    if (latent.q_up) multiply(crew, matrix(latent.q_up), batch.rows, wide);
+    each(crew, batch.rows, [&](int64_t i) { normed(matrix(latent.kv_up), latents + i * latent_wide, latent.kv_norm, i); });
+    multiply(crew, matrix(latent.kv_up), batch.rows, wide, part.heads * part.head_dim);
+  }
+
+  // `place` of a row that `expand` has made.
+  void place_latent(const dw_part& part, int64_t i, float* key) const {
+    const int64_t dim = part.head_dim, turned = part.rotary_dim, rest = dim - turned, segment = batch.segment[i];
+    float *row = branch + i * wide, *rests = row + part.heads * dim, *values = rests + part.heads * rest;
+    std::memcpy(key, latents + i * latent_wide + part.latent->kv_rank, 4 * turned);
+    turn(part, i, key);
+    for (int64_t h = 0; h < part.heads; h++) {
+      turn(part, i, row + h * dim);
+      std::memcpy(key + turned, rests + h * rest, 4 * rest);
+      k.keep(plane_type(), key, dim, plane_row(part, part.keys, segment, h, batch.slot[i]));
+      k.keep(plane_type(), values + h * part.value_dim, part.value_dim, plane_row(part, part.values, segment, h, batch.slot[i]));
+    }
+    grow(part, i, row, part.heads, dim);
   }
 
   void attention(Crew& crew, const dw_part* last, const dw_part& part) const {
     enter(crew, last, part);
     float* tmp = own(crew);
-    each(crew, batch.rows, [&](int64_t i) { place(part, i, tmp); });
+    if (part.latent) expand(crew, part);
+    each(crew, batch.rows, [&](int64_t i) { part.latent ? place_latent(part, i, tmp) : place(part, i, tmp); });
     const int64_t kv = part.kv_heads, count = bundles.size() - 1;
     for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;)
       attend(part, bundles[item / kv], bundles[item / kv + 1], item % kv, tmp);
     crew.barrier();
     const Matrix& m = matrix(part.down);
-    each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * m.k, operand, i, batch.rows); });
+    each(crew, batch.rows, [&](int64_t i) {
+      float* row = inner + i * m.k;
+      if (part.inner_norm) norm(part, row, part.inner_norm, nullptr, m.k, row);
+      k.convert(m, row, operand, i, batch.rows);
+    });
     multiply(crew, m, batch.rows, wide);
   }
 
@@ -204,7 +257,8 @@ struct Forward {
       float *gate = branch + i * wide, *tmp = own(crew);
       for (int64_t d = 0; part.gate_scale != 1 && part.gate_scale && d < m.k; d++) gate[d] *= part.gate_scale;
       const float* up = part.kind == DW_PER_LAYER_INPUT ? input(i) + part.input * m.k : part.gated ? gate + m.k : nullptr;
-      k.activate(part.activation, gate, up, m.k, tmp);
+      k.activate(part.activation, part.numbers, gate, up, m.k, tmp);
+      if (part.inner_norm) norm(part, tmp, part.inner_norm, nullptr, m.k, tmp);
       k.convert(m, tmp, operand, i, batch.rows);
     });
     multiply(crew, m, batch.rows, wide);
@@ -218,6 +272,7 @@ struct Forward {
     }
     scaled(i, row);
     for (int64_t d = 0; s().positions && d < s().width; d++) row[d] += position(i, d);
+    if (model.embedding_norm) k.norm(s().layer_norm, row, model.embedding_norm, model.embedding_norm_bias, s().width, s().eps, row);
   }
 
   // The token's embedding.

@@ -107,13 +107,14 @@ struct Matrix {
 };
 
 // One head of one row: what it asks for [dim], the slots that it sees in order of position, and room for up(n, PANEL)
-// scores and for what it gets [dim]. Queries that see the same slots have the same list. A sink is one score more, of nothing.
+// scores and for what it gets [value_dim]. Queries that see the same slots have the same list. A sink is one score more, of nothing.
 struct Query {
   const float* q;
   const int32_t* list;
   int64_t n;
   float *scores, *out;
   const float* sink;  // or null
+  const float* bias;  // of a head at each position, to which scores get the difference from the last one's; or null
 };
 
 // What a head's row of a plane of keys or values holds: dim numbers; whole ones behind the float that scales them, and the
@@ -137,8 +138,8 @@ struct Kernels {
 
   // out[n] = (x - mean) / deviation * weight + bias; `layer`: with the mean (bias may be null), else root mean square.
   void (*norm)(bool layer, const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);
-  // out[i] = act(gate[i]) * up[i], or act(gate[i]) where up is null.
-  void (*activate)(int activation, const float* gate, const float* up, int64_t n, float* out);
+  // out[i] = act(gate[i]) * up[i], or act(gate[i]) where up is null. `numbers`: those of XIELU, or null.
+  void (*activate)(int activation, const float* numbers, const float* gate, const float* up, int64_t n, float* out);
   // Turn the first 2 * half components of a head: x[i], x[half + i] by cos[i], sin[i].
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half);
   // x[i] += factor * y[i]
@@ -159,10 +160,10 @@ struct Kernels {
   // Attention of `count` queries to the rows of one head of keys and values.
   // All lists begin with the same `shared` slots: those of the first query, or a multiple of PANEL.
   void (*attend)(const Query* query, int count, int64_t shared, const void* keys, const void* values, PlaneType type, int64_t dim,
-                 float scale, float cap);
+                 int64_t value_dim, float scale, float cap);
 };
 
-enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, STEEP_SILU = 5 };
+enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, STEEP_SILU = 5, XIELU = 6 };
 
 // The set in use: the best proven one that this processor has, or the one that DRAFTWOOD_KERNELS names.
 const Kernels& kernels();

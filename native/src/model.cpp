@@ -103,7 +103,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
     slots += length(batch, i);
     longest = std::max(longest, length(batch, i));
   }
-  int64_t wide = 0, widest = shape.width, head = 0, got = 0, group = 1, fewest = INT32_MAX, folded = 0;
+  int64_t wide = 0, widest = shape.width, head = 0, got = 0, group = 1, fewest = INT32_MAX, folded = 0, latent = 0;
   size_t operands = 0, mixed = 0;
   auto product = [&](const void* p, int64_t count) {
     const Matrix& m = matrix(p);
@@ -130,7 +130,13 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
         folded = std::max({folded, recurrence.scratch(*walks), recurrence.outputs()});
       }
       if (part.kind != DW_ATTENTION) continue;
-      got = std::max<int64_t>(got, part.heads * part.head_dim);
+      got = std::max<int64_t>(got, part.heads * part.value_dim);
+      widest = std::max<int64_t>(widest, part.head_dim);
+      if (part.latent) {
+        if (part.latent->q_up) wide = std::max(wide, product(part.latent->q_up, rows));
+        wide = std::max(wide, part.heads * part.head_dim + product(part.latent->kv_up, rows));
+        latent = std::max<int64_t>(latent, part.latent->kv_rank + part.rotary_dim);
+      }
       group = std::max<int64_t>(group, part.heads / part.kv_heads);
       fewest = std::min<int64_t>(fewest, part.kv_heads);
     }
@@ -147,7 +153,8 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
                   branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
                   inner.room<float>(rows * got),
                   shape.input_table ? inputs.room<float>(rows * shape.inputs * shape.input_width) : nullptr, operand.room<char>(operands),
-                  lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks};
+                  lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks,
+                  latents.room<float>(rows * latent), latent};
   char* mixture = mixed ? pairs.room<char>(mixed) : nullptr;
   together(threads, [&](Crew& crew) { run(f, crew, mixture); });
 }

@@ -28,13 +28,14 @@ class Model {
 
   const dw_shape shape;
   std::vector<std::vector<dw_part>> layers;
+  const float *embedding_norm = nullptr, *embedding_norm_bias = nullptr;  // null where there is none
   std::vector<Recurrence> recurrences;  // of recurrent parts, whose `rope` is the number here
 
  private:
   void check(const dw_batch& batch, const dw_walks* walks) const;
 
   std::mutex mutex;  // one forward at a time
-  Buffer x, branch, inner, inputs, operand, lists, scratch, pairs;
+  Buffer x, branch, inner, inputs, operand, lists, scratch, pairs, latents;
 };
 
 }  // namespace dw

@@ -149,11 +149,11 @@ void Recurrence::finish(const Kernels& k, const float* made, float* given, float
     return;
   }
   const int64_t n = values(), groups = r.kind == DW_DELTA ? r.value_heads : r.norm_groups, size = n / groups;
-  if (!r.norm || r.gate_first) k.activate(SILU, made, given, n, r.norm ? given : out);
+  if (!r.norm || r.gate_first) k.activate(SILU, nullptr, made, given, n, r.norm ? given : out);
   if (!r.norm) return;
   for (int64_t g = 0; g < groups; g++)
     k.norm(false, given + g * size, r.norm + (r.kind == DW_DELTA ? 0 : g * size), nullptr, size, r.eps, out + g * size);
-  if (!r.gate_first) k.activate(SILU, made, out, n, out);
+  if (!r.gate_first) k.activate(SILU, nullptr, made, out, n, out);
 }
 
 const char* wrong(const dw_walks& walks, int64_t rows) {

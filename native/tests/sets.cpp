@@ -49,7 +49,7 @@ static bool attends(const Kernels& set, PlaneType type, int64_t dim, int64_t n, 
   for (float& v : q) v = normal(random);
   std::vector<Query> query;
   for (int i = 0; i < count; i++) query.push_back({&q[i * dim], list.data(), n, &scores[i * up(n, PANEL)], &out[i * dim]});
-  set.attend(query.data(), count, n / PANEL * PANEL, planes[0].data(), planes[1].data(), type, dim, 0.3f, 4.f);
+  set.attend(query.data(), count, n / PANEL * PANEL, planes[0].data(), planes[1].data(), type, dim, dim, 0.3f, 4.f);
   for (int i = 0; i < count; i++) {
     std::vector<double> right(dim);
     double total = 0;

@@ -237,6 +237,28 @@ VARIANTS |= {
         },
     ),
 }
+BLOOM = {**{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"}, "n_layer": 3, "n_head": 4}
+LONG_AND_SHORT = {**LONG_ROPE, "short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 64}
+VARIANTS |= {
+    "bloom": ("bloom", BLOOM),
+    "bloom_heads": ("bloom", {**BLOOM, "hidden_size": 48, "n_head": 6, "tie_word_embeddings": False}),
+    "mpt": ("mpt", {**IDS, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}),
+    "mpt_heads": (
+        "mpt",
+        {
+            **{**IDS, "d_model": 48, "n_heads": 6, "n_layers": 3, "max_seq_len": 64},
+            "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.5},
+        },
+    ),
+    "falcon_rw": ("falcon", {**SHAPE, "alibi": True, "bias": True, "parallel_attn": False, "multi_query": False}),
+    "apertus": ("apertus", {**SHAPE, "rope_parameters": HALF | {"partial_rotary_factor": 1.0}}),
+    "bitnet": ("bitnet", SHAPE),
+    "phimoe": ("phimoe", {**SHAPE, "num_local_experts": 6, "lm_head_bias": True, "attention_bias": True}),
+    "phimoe_long": (
+        "phimoe",
+        {**SHAPE, "num_local_experts": 6, "router_jitter_noise": 0.3, "rope_parameters": LONG_AND_SHORT},
+    ),
+}
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 8,
@@ -352,10 +374,14 @@ PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
 
 def reference(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A random Hugging Face model whose logits spread; eager attention, since the fused one drops Gemma 2's cap."""
+    """A random Hugging Face model whose logits spread.
+
+    Its attention is eager, since the fused one drops Gemma 2's cap; but Falcon's eager one adds its biases twice.
+    """
     kind, settings = ALL[name]
     config = AutoConfig.for_model(kind, **{**settings, **changes})
-    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+    how = "sdpa" if settings.get("alibi") else "eager"
+    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation=how), seed)
 
 
 def randomised(model: Any, seed: int) -> Any:

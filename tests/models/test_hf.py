@@ -40,7 +40,7 @@ GROUPED = {**SMALL, "num_key_value_heads": 2}
 FUSED = {key: value for key, value in SMALL.items() if key != "intermediate_size"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "GPTNeoX": SMALL,
-    "Apertus": GROUPED,
+    "DiffLlama": GROUPED,
     "Falcon": {**FUSED, "alibi": False},
     "StableLm": GROUPED,
     "Olmo2": GROUPED,
@@ -249,10 +249,12 @@ def test_layer_ranges_are_refused() -> None:
 
 
 def test_directories_load_through_transformers(tmp_path: Path) -> None:
-    model = build("Apertus", vocab_size=270)
+    model = build("DiffLlama", vocab_size=270)
     model.save_pretrained(tmp_path)
     byte_level().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ModelError, match=r"architecture 'apertus' is not supported.*transformers may run it: give hf:"):
+    with pytest.raises(
+        ModelError, match=r"architecture 'diffllama' is not supported.*transformers may run it: give hf:"
+    ):
         draftwood.load(str(tmp_path))
     engine = draftwood.load(f"hf:{tmp_path}", draft=f"hf:{tmp_path}", device="cpu")
     result = engine.generate(
@@ -307,7 +309,7 @@ def test_generate_refuses_what_is_not_served() -> None:
 
 def test_tokenizer_objects_and_others() -> None:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level())
-    engine = draftwood.load(build("Apertus", vocab_size=270), tokenizer=fast)
+    engine = draftwood.load(build("DiffLlama", vocab_size=270), tokenizer=fast)
     assert engine.tokens("one two") == fast.encode("one two")
     with pytest.raises(ModelError, match="not a fast tokenizer"):
         draftwood.load(build("GPTNeoX"), tokenizer=object())

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from draftwood.models.alibi import Alibi, geometric_slopes, interleaved_slopes
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.checkpoints.parameters import pack_embeddings
 from draftwood.models.decoder import Decoder
-from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.decoder_config import DecoderConfig, QueryGrowth, per_layer
+from draftwood.models.latent_config import LatentConfig
 from draftwood.models.rotary import Proportional
 from tests.helpers.native_library import chain, needs_native
 from tests.helpers.small_decoder import decoder
@@ -42,6 +44,20 @@ KNOBS: dict[str, dict[str, Any]] = {
         )
     },
     "per-layer embeddings": {"hidden_size_per_layer_input": 16, "scalar": True},
+    "biases": {"alibi": Alibi(geometric_slopes(4)), "rotary_dim": 0},
+    "rounded biases, windows": {
+        "alibi": Alibi(interleaved_slopes(4, 8), 0.5, True),
+        "layers": per_layer(window=(0, 4, 0, 4)),
+    },
+    "embeddings": {"embedding_norm": True, "norm": "layer", "embedding_scale": 3.0},
+    "growth": {"query_growth": QueryGrowth(0.7, 3, 1)},
+    "inner norms": {"inner_norm": True, "hidden_act": "relu2"},
+    "xielu": {"hidden_act": "xielu", "gated": False},
+    "latent": {"latent": LatentConfig(12, 16), "rotary_dim": 4, "head_dim": 24, "num_key_value_heads": 4},
+    "latents": {
+        "latent": LatentConfig(12, 16, 20, 1e-3),
+        **{"rotary_dim": 4, "head_dim": 8, "num_key_value_heads": 4, "query_growth": QueryGrowth(0.7, 3)},
+    },
     "borrowed": {"qk_norm": "one", "layers": per_layer(kv_layer=(None, None, 0, 1), window=(0, 5, 0, 5))},
 }
 

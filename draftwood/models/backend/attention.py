@@ -24,15 +24,19 @@ ROWS_AT_A_TIME = 16  # small products are not split among threads, and few score
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask [B, Q, S] to add to scores: 0 where `visible` [B, Q, S] is True, -inf elsewhere."""
+    """The mask [B, ..., Q, S] to add to scores: 0 where `visible` [B, ..., Q, S] is True, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     """Repeat a mask [B, Q, S] of `additive` for the heads that share keys, as `ordered` wants it.
 
-    A mask [1, 1, S] stays; else the result is [1 or B * kv_heads, Q * heads // kv_heads, S].
+    A mask [1, 1, S] stays; else the result is [1 or B * kv_heads, Q * heads // kv_heads, S]. So it is of biases
+    [B, heads, Q, S] of each head.
     """
+    if bias.dim() == 4:
+        b, _, n, span = bias.shape
+        return bias.view(b, kv_heads, -1, n, span).transpose(2, 3).reshape(b * kv_heads, -1, span)
     b, n, span = bias.shape
     if n == 1 and b == 1:
         return bias
@@ -45,8 +49,8 @@ def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
 def ordered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scores: Scores = PLAIN_SCORES) -> Tensor:
     """Attention with the same bits for a row whatever the other rows are, on a CPU.
 
-    q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D]. Heads that share keys are
-    rows of one product, so that no key is copied.
+    q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D]. Values may have another D,
+    which the result then has. Heads that share keys are rows of one product, so that no key is copied.
     """
     n, block = q.shape[1], SUM_BLOCK.get(q.dtype)
     if n <= ROWS_AT_A_TIME:
@@ -64,13 +68,13 @@ def products(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scores: Scores = PLAIN_SCORES, block: int | None = None
 ) -> Tensor:
     """`ordered` for all rows at once; sums over slots are made in blocks of `block` slots, or all at once (None)."""
-    b, n, heads, width = q.shape
+    b, n, _, width = q.shape
     kv_heads, span = k.shape[1], k.shape[2]
     folds = b * kv_heads
     grouped = (
         q.view(b, n, kv_heads, -1, width).transpose(1, 2).reshape(folds, -1, width)
     )  # [B * kv_heads, Q * group, D]
-    k, v = k.reshape(folds, span, width), v.reshape(folds, span, width)
+    k, v = k.reshape(folds, span, width), v.reshape(folds, span, -1)
     if folds == 1:  # a single product would be shared out among threads by rows, which changes its kernel
         grouped, k, v = grouped.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
     scale, cap = scores.factor(width), scores.cap
@@ -89,36 +93,38 @@ def products(
         out = torch.bmm(weights[:, :, :block], v[:, :block])
         for start in range(block, span, block):
             out = torch.baddbmm(out, weights[:, :, start : start + block], v[:, start : start + block])
-    return out[:folds].view(b, kv_heads, n, -1, width).transpose(1, 2).reshape(b, n, heads * width)
+    return out[:folds].view(b, kv_heads, n, -1, v.shape[-1]).transpose(1, 2).reshape(b, n, -1)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scores: Scores = PLAIN_SCORES) -> Tensor:
     """The same as `ordered`, by PyTorch's kernel where it can, and differentiable; bits depend on the batch.
 
-    bias [B or 1, Q or 1, S] is from `additive`; None: a causal mask.
+    bias [B or 1, (1 or heads,) Q or 1, S] is from `additive`; None: a causal mask.
     """
     b, n, heads, width = q.shape
     kv_heads = k.shape[1]
+    if bias is not None and bias.dim() == 3:
+        bias = bias[:, None]
     if scores.cap is None and scores.sinks is None:
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k,
             v,
-            attn_mask=None if bias is None else bias[:, None],
+            attn_mask=bias,
             is_causal=bias is None,
             scale=scores.scale,
             enable_gqa=heads != kv_heads,
         )
-        return out.transpose(1, 2).reshape(b, n, heads * width)
+        return out.transpose(1, 2).reshape(b, n, -1)
     if bias is None:
-        bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=q.device).tril(), q.dtype)
+        bias = additive(torch.ones(1, 1, n, n, dtype=torch.bool, device=q.device).tril(), q.dtype)
     grouped = q.view(b, n, kv_heads, -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, Q, D]
     made = grouped @ k[:, :, None].transpose(-1, -2) * scores.factor(width)
     if scores.cap is not None:
         made = scores.cap * torch.tanh(made / scores.cap)
-    made = made + bias[:, None, None]
+    made = made + (bias[:, None] if bias.shape[1] == 1 else bias.view(b, kv_heads, -1, *bias.shape[2:]))
     if scores.sinks is not None:
         sinks = scores.sinks.to(made.dtype).view(1, kv_heads, -1, 1, 1).expand(b, -1, -1, n, 1)
         made = torch.cat((made, sinks), -1)
     weights = made.softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)[..., : k.shape[2]]
-    return (weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, n, heads * width)
+    return (weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, n, -1)

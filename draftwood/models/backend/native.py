@@ -60,6 +60,16 @@ class ModelPart(Structure):
         *_fields(c_void_p, "sinks experts scalar"),
         ("gate_scale", c_float),
         ("input", c_int32),
+        *_fields(c_int32, "value_dim growth_length growth_start"),  # from here on of dw_model_part_sized
+        *(("growth", c_float), ("group_top", c_int32), ("jitter", c_float), ("bias_stride", c_int64)),
+        *_fields(c_void_p, "bias inner_norm numbers latent"),
+    ]
+
+
+class LatentShape(Structure):
+    _fields_ = [
+        *_fields(c_int32, "q_rank kv_rank"),
+        *(("eps", c_float), *_fields(c_void_p, "q_up kv_up q_norm kv_norm")),
     ]
 
 
@@ -120,6 +130,9 @@ def library() -> ctypes.CDLL | str:
     if hasattr(lib, "dw_forward_walks"):
         lib.dw_model_recurrence.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_void_p]
         lib.dw_forward_walks.argtypes = [c_void_p, c_void_p, c_void_p]
+    if hasattr(lib, "dw_model_part_sized"):
+        lib.dw_model_part_sized.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_size_t]
+        lib.dw_model_embedding_norm.argtypes = [c_void_p, c_void_p, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():
@@ -137,6 +150,11 @@ def unavailable() -> str | None:
 def reads_beside() -> bool:
     """True if the library is there and can compute EAGLE heads, which read embeddings beside the rows."""
     return unavailable() is None and hasattr(loaded_library(), "dw_reads_beside")
+
+
+def knows_all_knobs() -> bool:
+    """True if the library computes all knobs of a part; older ones lack those behind `gate_scale` in `ModelPart`."""
+    return hasattr(loaded_library(), "dw_model_part_sized")
 
 
 def kernels() -> tuple[str, list[str]]:

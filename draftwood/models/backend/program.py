@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_void_p
+from ctypes import addressof, byref, c_void_p, sizeof
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models.alibi import Alibi
 from draftwood.models.backend.native import (
     ATTENTION_PART,
     EXPERTS_PART,
@@ -20,12 +21,14 @@ from draftwood.models.backend.native import (
     PER_LAYER_INPUT_PART,
     PLANE_TYPES,
     QK_NORMS,
+    LatentShape,
     MixtureShape,
     ModelPart,
     ModelShape,
     NativeEmbedding,
     NativeMatrix,
     check,
+    knows_all_knobs,
     loaded_library,
 )
 from draftwood.models.backend.recurrent import NativeWalks, native_recurrence
@@ -35,7 +38,8 @@ from draftwood.models.decoder_weights import DecoderWeights
 from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.experts_beside_mlp import ExpertsBesideMlp
-from draftwood.models.layers.feed_forward import FeedForward
+from draftwood.models.layers.feed_forward import XIELU, XIELU_NAME, FeedForward
+from draftwood.models.layers.latent_attention import LatentAttention
 from draftwood.models.layers.part import Part
 from draftwood.models.layers.per_layer_input import PerLayerEmbeddings, PerLayerInput
 from draftwood.models.layers.recurrent import Recurrence
@@ -43,7 +47,7 @@ from draftwood.models.recurrent_states import RecurrentStates
 from draftwood.models.rotary import Rotary
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5}
+ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads, plane_type; beside
 _CALL = Struct("@4i15P4i3Pi2P2iP")
@@ -58,6 +62,7 @@ class Program:
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self.context = decoder.context
         self._kept: list[Any] = []  # what the library holds pointers to
+        self._biases: dict[Alibi, Tensor] = {}
         self._free = lib.dw_model_free
         embeds = self._embeddings(decoder)
         shape = ModelShape(
@@ -73,6 +78,9 @@ class Program:
             self._inputs(shape, decoder.per_layer_embeddings, decoder.dtype)
         self.handle = lib.dw_model(byref(shape), self.n_layers)
         check(not self.handle)
+        if decoder.embed_norm is not None:
+            norms = self._norm(decoder.embed_norm), self._vector(decoder.embed_norm_bias)
+            check(lib.dw_model_embedding_norm(self.handle, *norms) != 0)
         self._before = 0, 0  # numbers of earlier recurrent layers in a token's inputs, and in a state
         self._ropes = [kind.rotary for kind in decoder.attention_kinds]
         for layer, parts in enumerate(decoder.parts()):
@@ -87,7 +95,10 @@ class Program:
     def _append(self, lib: Any, layer: int, part: Part, native: ModelPart) -> None:
         """Append a part to a layer of the library's model."""
         if not isinstance(part, Recurrence):
-            check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
+            if knows_all_knobs():
+                check(lib.dw_model_part_sized(self.handle, layer, byref(native), sizeof(native)) != 0)
+            else:
+                check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
             return
         steps = native_recurrence(part, *self._before, self._vector)
         self._before = self._before[0] + part.inputs, self._before[1] + part.state
@@ -134,19 +145,22 @@ class Program:
         native.multiplier, native.scalar = part.multiplier, self._vector(part.scalar)
         up: nn.Module | None
         down: nn.Module | None
+        native.inner_norm = self._norm(part.inner_norm)
         if isinstance(part, Attention):
-            up, down, native.kind = part.qkv, part.o, ATTENTION_PART
+            up, down, native.kind = part.first, part.o, ATTENTION_PART
+            self._attention(native, part)
             native.heads, native.kv_heads, native.head_dim = part.heads, part.kv_heads, part.head_dim
             native.window, native.rotary_dim = c.window, c.rotated
             native.scale, native.softcap, native.clip = c.query_scale, c.attention_softcap or 0, c.qkv_clip or 0
             native.borrowed, native.gate, native.value_norm = c.kv_layer is not None, c.output_gate, c.value_norm
             native.qk_norm, native.late_norm = QK_NORMS[c.qk_norm or "one"], c.late_qk_norm
             native.sinks = self._vector(part.sinks)
-            norms += ["q_norm", "k_norm"]
+            norms += [] if isinstance(part, LatentAttention) else ["q_norm", "k_norm"]
         elif isinstance(part, Experts):
             up = down = None
             native.kind, native.experts = EXPERTS_PART, addressof(self._mixture(part))
             native.activation = ACTIVATION_NUMBERS["steep silu" if part.how.limit else c.hidden_act]
+            native.group_top, native.jitter = part.how.group_top, part.how.jitter
         elif isinstance(part, Recurrence):
             up, down = part.into, part.out
         elif isinstance(part, PerLayerInput):
@@ -157,6 +171,8 @@ class Program:
             up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART
             native.activation, native.gated = ACTIVATION_NUMBERS[c.hidden_act], c.gated
             native.gate_scale = c.gate_multiplier
+            if isinstance(part.activation, XIELU):
+                native.numbers = self._vector(torch.cat(part.activation.numbers()))
         native.up, native.down = (None if matrix is None else self._matrix(matrix) for matrix in (up, down))
         if getattr(part, "norm_first", False):
             norms.remove("norm")  # the rows are normalised already
@@ -164,6 +180,26 @@ class Program:
             setattr(native, name, self._norm(getattr(part, name, None)))
             setattr(native, f"{name}_bias", self._vector(getattr(part, f"{name}_bias", None)))
         return native
+
+    def _attention(self, native: ModelPart, part: Attention) -> None:
+        """Set the knobs of attention that few families have."""
+        c = part.config
+        native.value_dim = c.value_dim
+        if c.query_growth is not None:
+            grows = c.query_growth
+            native.growth, native.growth_length, native.growth_start = grows.beta, grows.length, grows.start
+        if c.alibi is not None:
+            table = self._biases.setdefault(c.alibi, c.alibi.table(-(-self.context // 16) * 16))
+            native.bias, native.bias_stride = self._keep(table), table.shape[1]
+        if isinstance(part, LatentAttention):
+            known = part.latent
+            made = LatentShape(
+                *(known.q_rank or 0, known.kv_rank, known.eps),
+                *(None if part.q_up is None else self._matrix(part.q_up), self._matrix(part.kv_up)),
+                *(self._vector(part.q_norm), self._vector(part.kv_norm)),
+            )
+            self._kept.append(made)
+            native.latent = addressof(made)
 
     def _mixture(self, part: Experts) -> MixtureShape:
         """A mixture as the library has it; the router and the gate of the shared expert are one matrix."""

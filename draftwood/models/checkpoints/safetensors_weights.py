@@ -61,7 +61,7 @@ class Safetensors:
             raise ModelError(
                 f"{path}: tensor {name} is stored as {stored.get_dtype()}, but quantised weights are not read"
             )
-        return list(stored.get_shape())[number is not None :], path
+        return list(stored.get_shape())[number is not None :] or [1], path
 
     def view(self, name: str) -> Tensor:
         """A view of the mapped file. A large tensor is mapped on its own, so that its memory is freed with the view."""
@@ -70,7 +70,7 @@ class Safetensors:
         if math.prod(handle.get_slice(name).get_shape()) >= LARGE_TENSOR:
             handle = safe_open(str(path), "pt")
         tensor: Tensor = handle.get_tensor(name) if number is None else handle.get_slice(name)[number]
-        return tensor
+        return tensor if tensor.dim() else tensor[None]
 
     def read(self) -> dict[str, Tensor]:
         """All tensors by name."""

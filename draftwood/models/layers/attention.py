@@ -25,18 +25,29 @@ class Attention(Part):
         self.heads, self.head_dim = c.num_attention_heads, c.head_dim
         self.kv_heads = c.num_key_value_heads
         self.own_kv = self.kv_heads if c.kv_layer is None else 0  # heads whose keys and values it makes itself
+        self._make_inputs()
+        self.inner_norm = self._inner_norm(self.heads * c.value_dim)
+        self.o = Linear(self.heads * c.value_dim, c.hidden_size, c.o_bias)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if c.sinks else None
+        self.rotate = rotate if c.rotary_dim is None else rotate_leading
+
+    def _make_inputs(self) -> None:
+        """Make the modules that queries, keys and values come from."""
+        c = self.config
         queries = self.heads * (2 if c.output_gate else 1)
         self.qkv = Linear(c.hidden_size, (queries + 2 * self.own_kv) * self.head_dim, c.qkv_bias)
-        self.o = Linear(self.heads * self.head_dim, c.hidden_size, c.o_bias)
         if c.qk_norm:
             self.q_norm, self.q_norm_bias = self._head_norm(self.heads)
             self.k_norm, self.k_norm_bias = self._head_norm(self.own_kv)
-        self.sinks = nn.Parameter(torch.zeros(self.heads)) if c.sinks else None
-        self.rotate = rotate if c.rotary_dim is None else rotate_leading
 
     def _head_norm(self, heads: int) -> tuple[nn.Parameter | None, nn.Parameter | None]:
         width = self.head_dim if self.config.qk_norm == "one" else heads * self.head_dim
         return norm_parameters(self.config, width) if heads else (None, None)
+
+    @property
+    def first(self) -> nn.Module:
+        """The first product."""
+        return self.qkv
 
     @property
     def scores(self) -> Scores:
@@ -44,20 +55,20 @@ class Attention(Part):
         return Scores(self.config.attention_scale, self.config.attention_softcap, self.sinks)
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
-        q, k, v, gate = self._split(self.qkv(x), meta)
+        q, k, v, gate = self._split(x, meta)
+        if meta.query_factors is not None:
+            q = q * meta.query_factors
         if store is None:
             assert k is not None and v is not None
             out: Tensor = meta.attend(q, k.transpose(1, 2), v.transpose(1, 2), meta.bias, self.scores)
         else:
             out = store.attend(q, k, v, meta, self.scores)
-        made: Tensor = self.o(out if gate is None else out * sigmoid(gate))
+        made: Tensor = self.o(self._normalised_inner(out if gate is None else out * sigmoid(gate)))
         return made
 
-    def _split(
-        self, made: Tensor, meta: AttentionMetadata
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def _split(self, x: Tensor, meta: AttentionMetadata) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Queries, keys and values [B, N, heads, D], normalised and turned, and the gate [B, N, heads * D]."""
-        c, dim, gate = self.config, self.head_dim, None
+        c, dim, gate, made = self.config, self.head_dim, None, self.qkv(x)
         if c.qkv_clip is not None:
             made = made.clamp(-c.qkv_clip, c.qkv_clip)
         if c.output_gate:

@@ -77,18 +77,35 @@ class Experts(Part):
         """The chosen experts [N, k] of rows [N, D], and their weights [N, k]."""
         e = self.how
         logits = self.router(_precise(rows))
+        if e.jitter:
+            chosen, weights = _sparse_mixer(logits, e.chosen, e.jitter)
+            return chosen, weights * e.scale
         scores = logits.softmax(-1) if e.scoring == "softmax" else sigmoid(logits)
         judged = scores if self.selection_bias is None else scores + self.selection_bias
         if e.groups > 1:
             grouped = judged.view(len(rows), e.groups, -1)
-            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(e.chosen_groups, -1).indices
+            best = (
+                grouped.topk(min(e.group_top, grouped.shape[-1]), -1).values.sum(-1).topk(e.chosen_groups, -1).indices
+            )
             left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
-            judged = grouped.masked_fill(left_out[..., None], 0.0).flatten(1)
+            judged = grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
         chosen = judged.topk(e.chosen, -1).indices
         weights = scores.gather(1, chosen)
         if e.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return chosen, weights * e.scale
+
+
+def _sparse_mixer(logits: Tensor, count: int, jitter: float) -> tuple[Tensor, Tensor]:
+    """The experts [N, count] of router logits [N, E], the best first, and their weights [N, count]."""
+    left, chosen, weights = logits, [], []
+    for _ in range(count):
+        top, best = left.max(-1, keepdim=True)
+        far = (top - logits) / torch.maximum(logits.abs(), top) > 2 * jitter
+        chosen.append(best)
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, best))
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(chosen, 1), torch.cat(weights, 1)
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from draftwood.models.layers.attention import Attention
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.experts_beside_mlp import ExpertsBesideMlp
 from draftwood.models.layers.feed_forward import FeedForward
+from draftwood.models.layers.latent_attention import LatentAttention
 from draftwood.models.layers.part import Part
 from draftwood.models.layers.per_layer_input import PerLayerInput
 from draftwood.models.layers.recurrent import RECURRENCES
@@ -34,7 +35,8 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT, number: int = 0) -> None:
         super().__init__()
         recurrent = RECURRENCES[config.recurrent.kind](config, parallel) if config.recurrent else None
-        self.mixer: Part | None = Attention(config, parallel) if config.attends else recurrent
+        attention = Attention if config.latent is None else LatentAttention
+        self.mixer: Part | None = attention(config, parallel) if config.attends else recurrent
         self.beside = recurrent if config.attends else None  # a recurrent mixer that reads what attention has read
         mixture = ExpertsBesideMlp if config.experts and config.experts.beside_mlp else Experts
         feed = FeedForward if config.experts is None else mixture

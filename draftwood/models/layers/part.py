@@ -33,6 +33,7 @@ class Part(nn.Module):
         self.norm, self.norm_bias = self._norm(config.pre_norm)
         self.post_norm, self.post_norm_bias = self._norm(config.post_norm)
         self.multiplier = config.residual_multiplier
+        self.inner_norm: nn.Parameter | None = None  # of parts with a second product
         self.scalar = nn.Parameter(torch.ones(1)) if config.scalar and self.ends() else None
 
     def ends(self) -> bool:
@@ -41,6 +42,13 @@ class Part(nn.Module):
 
     def _norm(self, there: bool) -> tuple[nn.Parameter | None, nn.Parameter | None]:
         return norm_parameters(self.config, self.config.hidden_size) if there else (None, None)
+
+    def _inner_norm(self, width: int) -> nn.Parameter | None:
+        """The norm of what the second product reads [width], where a family has one."""
+        return norm_parameters(self.config, width)[0] if self.config.inner_norm else None
+
+    def _normalised_inner(self, x: Tensor) -> Tensor:
+        return x if self.inner_norm is None else self.normalise(x, self.inner_norm, None, self.eps)
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None, reads: Tensor | None = None) -> Tensor:
         """The rows x with what is computed of `reads`, x itself where that is None."""

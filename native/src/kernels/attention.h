@@ -114,6 +114,7 @@ static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_
     for (int i = 0; i < count; i++) {
       Floats score = (widen ? products(query[i].q, copy, dim) : products(query[i].q, at, dim)) * scales;
       if (limit) score = limit * tanh(score / limit);
+      if (query[i].bias) score += load(query[i].bias + t) - query[i].bias[query[i].n - 1];
       store(query[i].scores + t, score);
     }
   }
@@ -203,19 +204,19 @@ template <class F> static inline void spans(const Query* query, int count, int64
 
 template <class Cell>
 static void attended(const Query* query, int count, int64_t shared, const void* key_rows, const void* value_rows, int64_t dim,
-                     float scale, float limit) {
-  const Rows<Cell> keys(key_rows, dim), values(value_rows, dim);
+                     int64_t value_dim, float scale, float limit) {
+  const Rows<Cell> keys(key_rows, dim), values(value_rows, value_dim);
   spans(query, count, shared, [&](const Query* first, int some, int64_t from, int64_t to) {
     scored(first, some, keys, from, to, dim, scale, limit);
   });
   for (int i = 0; i < count; i++) softmax(query[i].scores, query[i].n, query[i].sink);
   spans(query, count, shared, [&](const Query* first, int some, int64_t from, int64_t to) {
-    gathered(first, some, values, from, to, dim);
+    gathered(first, some, values, from, to, value_dim);
   });
 }
 
 static void attend(const Query* query, int count, int64_t shared, const void* keys, const void* values, PlaneType type,
-                   int64_t dim, float scale, float limit) {
+                   int64_t dim, int64_t value_dim, float scale, float limit) {
   const auto f = type == PLANE_INT8 ? attended<int8_t> : type == PLANE_BF16 ? attended<bf16> : attended<float>;
-  f(query, count, shared, keys, values, dim, scale, limit);
+  f(query, count, shared, keys, values, dim, value_dim, scale, limit);
 }

@@ -45,7 +45,15 @@ static void norm(bool layer, const float* x, const float* weight, const float* b
   });
 }
 
-static void activate(int activation, const float* gate, const float* up, int64_t n, float* out) {
+// xIELU (arXiv 2411.13010) of its numbers: slopes right and left of zero, of both, and the least distance from zero
+static inline Floats xielu(Floats x, const float* numbers) {
+  const Floats least = all(numbers[3]), m = x < least ? x : least;
+  const Floats series = m * m * (0.5f + m * (0.16666667f + m * (0.041666668f + m * 0.0083333333f)));  // of exp(m) - 1 - m
+  const Floats left = (m > -0.125f ? series : exp(m) - 1.f - m) + (m - x);
+  return numbers[2] * x + (x > 0.f ? numbers[0] * x * x : numbers[1] * left);
+}
+
+static void activate(int activation, const float* numbers, const float* gate, const float* up, int64_t n, float* out) {
   vectors(n, [&](int64_t i, int64_t c) {
     Floats x = some(gate + i, c), v;
     switch (activation) {
@@ -53,6 +61,7 @@ static void activate(int activation, const float* gate, const float* up, int64_t
       case GELU: v = 0.5f * x * (1.f + erf(x * 0.70710678f)); break;
       case GELU_TANH: v = 0.5f * x * (1.f + tanh(0.79788456f * fma(x * x * x, all(0.044715f), x))); break;
       case STEEP_SILU: v = x / (1.f + exp(-1.702f * x)); break;
+      case XIELU: v = xielu(x, numbers); break;
       case RELU_SQUARED: v = x < 0.f ? Floats{} : x * x; break;
       default: v = x < 0.f ? Floats{} : x;
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import edit_json, ours
-from family_models import FULL, PROMPT, SLIDING, chain, close, prompt_logits, theirs, write
+from family_models import FULL, LONG_ROPE, PROMPT, SLIDING, chain, close, prompt_logits, theirs, write
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -172,7 +172,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 is not supported"),
     ("gemma3", {"rope_parameters": {"rope_theta": 9.0}}, "must hold full_attention and sliding_attention"),
     ("gemma3", {"rope_parameters": {SLIDING: {"rope_type": "linear"}}}, "rope_type 'linear' is not supported"),
-    ("falcon", {"alibi": True}, "alibi True is not supported for this family; only False"),
+    ("mpt", {"attn_config": {"alibi": False}}, "alibi False is not supported for this family; only True"),
+    ("bitnet", {"quantization_config": {"quant_method": "bitnet"}}, "asks for ternary weights"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_.* True is not supported"),
+    ("apertus", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
+    ("phimoe", {"rope_parameters": LONG_ROPE}, "short_mscale is missing"),
     ("falcon_new", {"parallel_attn": False}, "parallel_attn False is not supported"),
     ("internlm3", {"mlp_bias": False}, "mlp_bias False is not supported for this family; only True"),
     ("gpt_neo", {"attention_types": [[["global", "flat"], 1]]}, "attention_types is .* global or local for each of 3"),

@@ -275,9 +275,9 @@ def test_nothing_is_read_before_all_is_checked(tmp_path: Path, monkeypatch: pyte
 # other architectures
 
 ELSEWHERE: list[tuple[dict[str, Any], bool]] = [
-    ({"model_type": "apertus", "architectures": ["ApertusForCausalLM"]}, True),
-    ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, True),
-    ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, False),  # takes no positions
+    ({"model_type": "diffllama", "architectures": ["DiffLlamaForCausalLM"]}, True),
+    ({"model_type": "longcat_flash", "architectures": ["LongcatFlashForCausalLM"]}, True),
+    ({"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"]}, False),  # takes no positions
     ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, False),
     ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, False),
     ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, False),

@@ -92,10 +92,10 @@ def without_a_cache(target: Decoder, skipped: Skipped, verified: list[int], draf
     places = torch.arange(tokens.shape[1])[None]
     x = target.embedded(tokens, places)
     for layer in range(target.n_layers):
-        window, _, _, rotary = target.attention_kinds[target.kinds[layer]]
-        assert rotary is not None
-        cos, sin = (table[: tokens.shape[1]] for table in rotary.tables(64, x.device, x.dtype))
-        near = (places.mT >= places) & (places > places.mT - (window or 64))
+        kind = target.attention_kinds[target.kinds[layer]]
+        assert kind.rotary is not None
+        cos, sin = (table[: tokens.shape[1]] for table in kind.rotary.tables(64, x.device, x.dtype))
+        near = (places.mT >= places) & (places > places.mT - (kind.window or 64))
         view = AttentionMetadata(
             cos, sin, fused, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None]
         )

@@ -14,6 +14,7 @@ from draftwood.models.checkpoints.families.family import (
     no_windows,
     renamed,
     shape_of,
+    shared_shape,
     sliding_window,
     usual_rope,
 )
@@ -37,6 +38,21 @@ HUNYUAN: Names = {
     **LLAMA,
     "layers.{i}.mixer.q_norm": (f"{_LAYER}.self_attn.query_layernorm.weight",),
     "layers.{i}.mixer.k_norm": (f"{_LAYER}.self_attn.key_layernorm.weight",),
+}
+APERTUS: Names = {
+    **ARCEE,
+    **HEAD_NORMS,
+    "layers.{i}.mixer.norm": (f"{_LAYER}.attention_layernorm.weight",),
+    "layers.{i}.feed.norm": (f"{_LAYER}.feedforward_layernorm.weight",),
+    **{
+        f"layers.{{i}}.feed.activation.{x}": (f"{_LAYER}.mlp.act_fn.{x}",)
+        for x in ("alpha_p", "alpha_n", "beta", "eps")
+    },
+}
+BITNET: Names = {
+    **LLAMA,
+    "layers.{i}.mixer.inner_norm": (f"{_LAYER}.self_attn.attn_sub_norm.weight",),
+    "layers.{i}.feed.inner_norm": (f"{_LAYER}.mlp.ffn_sub_norm.weight",),
 }
 GLM: Names = {**LLAMA, "layers.{i}.feed.gate_up.weight": PHI_3["layers.{i}.feed.gate_up.weight"]}
 GLM_4: Names = {
@@ -236,3 +252,29 @@ def internlm3(raw: Raw) -> DecoderConfig:
     keys.only(raw, "mlp_bias", bias)
     shape = shape_of(raw, 128512, 4096, 10240, 48, 32, 2, 128)
     return DecoderConfig(**llama_like(raw, shape, 32768, 1e-5), **attention_bias(raw), mlp_bias=bias)
+
+
+def apertus(raw: Raw) -> DecoderConfig:
+    """Norms of queries and keys, and an activation that is learned."""
+    no_windows(raw)
+    keys.only(raw, "hidden_act", "xielu")
+    shape = shape_of(raw, 131072, 4096, 14336, 32, 32, None, None)
+    if not keys.rope_object(raw):
+        usual = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        raw = {**raw, "rope_parameters": {**usual, "original_max_position_embeddings": 8192}}
+    known = llama_like(usual_rope({**raw, "hidden_act": None}, 12e6), shape, 65536, 1e-5)
+    return DecoderConfig(**{**known, "hidden_act": "xielu"}, **attention_bias(raw), gated=False, qk_norm="one")
+
+
+def bitnet(raw: Raw) -> DecoderConfig:
+    """BitNet b1.58 with plain weights: norms before the last products of attention and MLP."""
+    no_windows(raw)
+    if raw.get("quantization_config"):
+        raise ModelError(
+            "quantization_config asks for ternary weights, and activations of 8 bits, which this decoder has not; give "
+            "the checkpoint as hf: to transformers"
+        )
+    shape = shared_shape(raw, 128256, 2560, 6912, 30, 20, 5)
+    return DecoderConfig(
+        **llama_like(usual_rope(raw, 500000.0), shape, 2048, 1e-5, "relu2"), **attention_bias(raw), inner_norm=True
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,11 @@ from draftwood.models.checkpoints.families.family import (
     usual_rope,
 )
 from draftwood.models.checkpoints.families.llama import qwen_windows
+from draftwood.models.checkpoints.families.parallel import USUAL_NORMS
 from draftwood.models.checkpoints.tensor_names import HEAD_NORMS, LLAMA, QWEN_3, Names
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.models.experts_config import ExpertsConfig
+from draftwood.models.rotary import LongRope
 from draftwood.util.safe_parsing import short_repr
 
 _MLP = "model.layers.{i}.mlp"
@@ -48,6 +52,11 @@ QWEN_3_MOE: Names = {**QWEN_3, **_each(_MLP)}
 QWEN_2_MOE: Names = {**LLAMA, **_each(_MLP), **_SHARED}
 OLMOE: Names = QWEN_3_MOE  # its norms of queries and keys are over all heads
 MIXTRAL: Names = {**LLAMA, **_each("model.layers.{i}.block_sparse_moe", "w1", "w3", "w2")}
+PHI_MOE: Names = {
+    **MIXTRAL,
+    "head.bias": ("lm_head.bias",),
+    **USUAL_NORMS,
+}
 GRANITE_MOE: Names = {
     **LLAMA,
     "layers.{i}.feed.router.weight": ("model.layers.{i}.block_sparse_moe.router.layer.weight",),
@@ -173,6 +182,32 @@ def mixtral(raw: Raw) -> DecoderConfig:
     experts = ExpertsConfig(**experts_of(raw, 8, 2, shape["intermediate_size"]), normalised=True)
     return DecoderConfig(
         **llama_like(usual_rope(raw, 1e6), shape, 131072, 1e-5), window=sliding_window(raw, None), experts=experts
+    )
+
+
+def phimoe(raw: Raw) -> DecoderConfig:
+    """Phi-3.5-MoE; the factors of its rotary positions have names of their own."""
+    no_windows(raw)
+    raw = renamed(raw, num_local_experts="num_experts")
+    shape = shape_of(raw, 32064, 4096, 6400, 32, 32, 8, None)
+    experts = ExpertsConfig(
+        **experts_of({**raw, "moe_intermediate_size": None}, 16, 2, shape["intermediate_size"]),
+        jitter=keys.positive_number(raw, "router_jitter_noise", 0.01),
+    )
+    known = llama_like(usual_rope(raw, 1e6), shape, 131072, 1e-5)
+    if isinstance(known["rope_scaling"], LongRope):
+        rope = keys.rope_object(raw)
+        short, long = (keys.positive_number(rope, f"{kind}_mscale", None) for kind in ("short", "long"))
+        known["rope_scaling"] = replace(known["rope_scaling"], attention_factor=long, short_attention_factor=short)
+    else:
+        keys.only({"rope_type": keys.rope_type(keys.rope_object(raw))}, "rope_type", "default", "longrope")
+    return DecoderConfig(
+        **known,
+        **attention_bias(raw),
+        window=sliding_window(raw, None),
+        norm="layer",
+        head_bias=keys.flag(raw, "lm_head_bias", False),
+        experts=experts,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftwood.models.alibi import Alibi, geometric_slopes
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import (
@@ -23,7 +24,7 @@ from draftwood.models.decoder_config import DecoderConfig, per_layer
 _LAYER = "model.layers.{i}"
 
 
-def _norms(first: str, second: str, last: str) -> Names:
+def norm_names(first: str, second: str, last: str) -> Names:
     """Weights and biases of a layer's norms and of the last one."""
     places = {"layers.{i}.mixer.norm": first, "layers.{i}.feed.norm": second, "norm": last}
     return {
@@ -32,7 +33,8 @@ def _norms(first: str, second: str, last: str) -> Names:
     }
 
 
-def _mlp(up: str, down: str) -> Names:
+def mlp_names(up: str, down: str) -> Names:
+    """Weights and biases of an MLP without gates."""
     places = {"up": up, "down": down}
     return {f"layers.{{i}}.feed.{k}.{x}": (f"{name}.{x}",) for k, name in places.items() for x in ("weight", "bias")}
 
@@ -41,29 +43,30 @@ COHERE: Names = {**LLAMA, "layers.{i}.feed.norm": (f"{_LAYER}.input_layernorm.we
 PHI: Names = {
     **LLAMA,
     "head.bias": ("lm_head.bias",),
-    **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.final_layernorm"),
+    **norm_names(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.final_layernorm"),
     **{f"layers.{{i}}.mixer.o.{x}": (f"{_LAYER}.self_attn.dense.{x}",) for x in ("weight", "bias")},
-    **_mlp(f"{_LAYER}.mlp.fc1", f"{_LAYER}.mlp.fc2"),
+    **mlp_names(f"{_LAYER}.mlp.fc1", f"{_LAYER}.mlp.fc2"),
 }
-STABLELM: Names = {**LLAMA, **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.norm")}
-STARCODER_2: Names = {**STABLELM, **_mlp(f"{_LAYER}.mlp.c_fc", f"{_LAYER}.mlp.c_proj")}
-NEMOTRON: Names = {**STABLELM, **_mlp(f"{_LAYER}.mlp.up_proj", f"{_LAYER}.mlp.down_proj")}
+USUAL_NORMS = norm_names(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.norm")
+STABLELM: Names = {**LLAMA, **USUAL_NORMS}
+STARCODER_2: Names = {**STABLELM, **mlp_names(f"{_LAYER}.mlp.c_fc", f"{_LAYER}.mlp.c_proj")}
+NEMOTRON: Names = {**STABLELM, **mlp_names(f"{_LAYER}.mlp.up_proj", f"{_LAYER}.mlp.down_proj")}
 _NEOX = "gpt_neox.layers.{i}"
 GPT_NEOX: Names = {
     "embed.weight": ("gpt_neox.embed_in.weight",),
     "head.weight": ("embed_out.weight",),
-    **_norms(f"{_NEOX}.input_layernorm", f"{_NEOX}.post_attention_layernorm", "gpt_neox.final_layer_norm"),
+    **norm_names(f"{_NEOX}.input_layernorm", f"{_NEOX}.post_attention_layernorm", "gpt_neox.final_layer_norm"),
     **{f"layers.{{i}}.mixer.qkv.{x}": (f"{_NEOX}.attention.query_key_value.{x}",) for x in ("weight", "bias")},
     **{f"layers.{{i}}.mixer.o.{x}": (f"{_NEOX}.attention.dense.{x}",) for x in ("weight", "bias")},
-    **_mlp(f"{_NEOX}.mlp.dense_h_to_4h", f"{_NEOX}.mlp.dense_4h_to_h"),
+    **mlp_names(f"{_NEOX}.mlp.dense_h_to_4h", f"{_NEOX}.mlp.dense_4h_to_h"),
 }
 
 PERSIMMON: Names = {
     **LLAMA,
-    **_norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.final_layernorm"),
+    **norm_names(f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm", "model.final_layernorm"),
     **both("layers.{i}.mixer.qkv", f"{_LAYER}.self_attn.query_key_value"),
     **both("layers.{i}.mixer.o", f"{_LAYER}.self_attn.dense"),
-    **_mlp(f"{_LAYER}.mlp.dense_h_to_4h", f"{_LAYER}.mlp.dense_4h_to_h"),
+    **mlp_names(f"{_LAYER}.mlp.dense_h_to_4h", f"{_LAYER}.mlp.dense_4h_to_h"),
     **{f"layers.{{i}}.mixer.{x}_norm": (f"{_LAYER}.self_attn.{x}_layernorm.weight",) for x in "qk"},
     **{f"layers.{{i}}.mixer.{x}_norm_bias": (f"{_LAYER}.self_attn.{x}_layernorm.bias",) for x in "qk"},
 }
@@ -74,7 +77,7 @@ FALCON: Names = {  # norms are of falcon_names
     "norm": ("transformer.ln_f.weight",),
     **both("layers.{i}.mixer.qkv", f"{_FALCON}.self_attention.query_key_value"),
     **both("layers.{i}.mixer.o", f"{_FALCON}.self_attention.dense"),
-    **_mlp(f"{_FALCON}.mlp.dense_h_to_4h", f"{_FALCON}.mlp.dense_4h_to_h"),
+    **mlp_names(f"{_FALCON}.mlp.dense_h_to_4h", f"{_FALCON}.mlp.dense_4h_to_h"),
 }
 
 
@@ -106,7 +109,7 @@ def stablelm_names(raw: Raw, config: DecoderConfig) -> Names:
         each = tuple(f"{_LAYER}.self_attn.{x}_layernorm.norms.{head}.weight" for head in range(number))
         names |= {f"layers.{{i}}.mixer.{x}_norm": each, f"layers.{{i}}.mixer.{x}_norm_bias": ()}
     if config.joined:
-        names |= _norms(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.norm")
+        names |= norm_names(f"{_LAYER}.input_layernorm", f"{_LAYER}.input_layernorm", "model.norm")
     return names
 
 
@@ -238,9 +241,8 @@ def persimmon(raw: Raw) -> DecoderConfig:
 
 
 def falcon(raw: Raw) -> DecoderConfig:
-    """Falcon 1 and 2; checkpoints of Falcon-RW have ALiBi."""
+    """Falcon 1 and 2, and Falcon-RW, which has linear biases in place of rotary positions."""
     no_windows(raw)
-    keys.only(raw, "alibi", False)
     raw = {**raw, "hidden_size": raw.get("n_embed") or raw.get("hidden_size")}
     hidden, new = keys.positive_int(raw, "hidden_size", 4544), keys.flag(raw, "new_decoder_architecture", False)
     heads = {
@@ -252,8 +254,12 @@ def falcon(raw: Raw) -> DecoderConfig:
         keys.only(raw, "parallel_attn", True)
     bias = keys.flag(raw, "bias", False)
     rotary = {**_with_eps(raw, "layer_norm_epsilon"), "hidden_act": raw.get("activation")}
+    made = llama_like(rotary, shape, 2048, activation="gelu", tied=True)
+    if keys.flag(raw, "alibi", False):
+        slopes = geometric_slopes(shape["num_attention_heads"])
+        made |= {"rotary_dim": 0, "alibi": Alibi(slopes, shape["head_dim"] ** -0.5, rounded=True)}
     return DecoderConfig(
-        **llama_like(rotary, shape, 2048, activation="gelu", tied=True),
+        **made,
         norm="layer",
         joined=new or keys.flag(raw, "parallel_attn", True),
         gated=False,
@@ -267,6 +273,6 @@ def falcon_names(raw: Raw, config: DecoderConfig) -> Names:
     """Of norms: attention and MLP have one or two, beside or behind each other."""
     new = keys.flag(raw, "new_decoder_architecture", False)
     if new and keys.positive_int(raw, "num_ln_in_parallel_attn", 2) == 2:
-        return _norms(f"{_FALCON}.ln_attn", f"{_FALCON}.ln_mlp", "transformer.ln_f")
+        return norm_names(f"{_FALCON}.ln_attn", f"{_FALCON}.ln_mlp", "transformer.ln_f")
     second = "input_layernorm" if config.joined else "post_attention_layernorm"
-    return _norms(f"{_FALCON}.input_layernorm", f"{_FALCON}.{second}", "transformer.ln_f")
+    return norm_names(f"{_FALCON}.input_layernorm", f"{_FALCON}.{second}", "transformer.ln_f")

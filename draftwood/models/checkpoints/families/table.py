@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, hybrid, llama, parallel
+from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, hybrid, linear_biases, llama, parallel
 from draftwood.models.checkpoints.families.family import PAIRS, PAIRS_AND_NORMS, Family
 from draftwood.models.checkpoints.families.hybrid_names import (
     FALCON_H1,
@@ -43,6 +43,7 @@ FAMILIES: dict[str, Family] = {
         experts.qwen3_vl_moe, experts.QWEN_3_VL_MOE, transposed=experts.STACKED, either_way=True
     ),
     "mixtral": Family(experts.mixtral, experts.MIXTRAL),
+    "phimoe": Family(experts.phimoe, experts.PHI_MOE),
     "olmoe": Family(experts.olmoe, experts.OLMOE),
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),
     "ernie4_5_moe": Family(experts.ernie4_5_moe, experts.ERNIE_4_5_MOE, orders=PAIRS),
@@ -79,6 +80,10 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family(
         parallel.falcon, parallel.FALCON, "transformer.", orders=parallel.TOGETHER, variants=parallel.falcon_names
     ),
+    "apertus": Family(dense.apertus, dense.APERTUS),
+    "bitnet": Family(dense.bitnet, dense.BITNET),
+    "bloom": Family(linear_biases.bloom, linear_biases.BLOOM, "transformer.", orders=parallel.TOGETHER),
+    "mpt": Family(linear_biases.mpt, linear_biases.MPT, "transformer."),
     "internlm3": Family(dense.internlm3, LLAMA),
     "gpt_bigcode": Family(gpt.gpt_bigcode, GPT_2, "transformer.", orders=parallel.TOGETHER),
     "gptj": Family(gpt.gptj, gpt.GPT_J, "transformer.", orders=PAIRS),
