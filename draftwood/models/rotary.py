@@ -60,6 +60,10 @@ class Yarn(RopeScaling):
     attention_factor: float = 1.0
     truncate: bool = True
 
+    def growth(self, weight: float) -> float:
+        """What YaRN makes scores grow by, weighed."""
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
     def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
         count = len(frequency)
 

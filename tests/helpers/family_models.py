@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import VOCAB, ours
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.models.checkpoints import checkpoint
@@ -50,7 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **SHAPE,
             "head_dim": 12,
             "rope_parameters": {
-                **{**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1},
+                **{**YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4},
                 **{"mscale": 1.0, "mscale_all_dim": 0.5},
             },
         },
@@ -259,6 +259,28 @@ VARIANTS |= {
         {**SHAPE, "num_local_experts": 6, "router_jitter_noise": 0.3, "rope_parameters": LONG_AND_SHORT},
     ),
 }
+LATENT = {
+    **{**SHAPE, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12},
+    **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12},
+}
+ROUTED = {
+    **{**LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1},
+    **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+}
+MSCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+VARIANTS |= {
+    "deepseek_v2": ("deepseek_v2", {**ROUTED, "topk_method": "group_limited_greedy", "n_shared_experts": 2}),
+    "deepseek_v2_lite": ("deepseek_v2", {**ROUTED, "q_lora_rank": None, "rope_parameters": MSCALE}),
+    "deepseek_v3": ("deepseek_v3", {**ROUTED, "attention_bias": True}),
+    "deepseek_v3_yarn": ("deepseek_v3", {**ROUTED, "rope_parameters": MSCALE, "v_head_dim": 8}),
+    "glm4_moe_lite": ("glm4_moe_lite", ROUTED),
+    "mistral4": (
+        "mistral4",
+        {**ROUTED, "rope_parameters": {**MSCALE, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4}},
+    ),
+    "youtu": ("youtu", LATENT),
+    "minicpm3": ("minicpm3", {**LATENT, "dim_model_base": 16}),
+}
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 8,
@@ -381,7 +403,8 @@ def reference(name: str, seed: int = 0, **changes: Any) -> Any:
     kind, settings = ALL[name]
     config = AutoConfig.for_model(kind, **{**settings, **changes})
     how = "sdpa" if settings.get("alibi") else "eager"
-    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation=how), seed)
+    kinds = Mistral4ForCausalLM._from_config if kind == "mistral4" else AutoModelForCausalLM.from_config
+    return randomised(kinds(config, attn_implementation=how), seed)
 
 
 def randomised(model: Any, seed: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from draftwood.errors import ModelError, did_you_mean
@@ -27,6 +28,14 @@ def positive_int(raw: Raw, key: str, default: int, max_value: int = 2**31) -> in
         raise ModelError(f"{key} is {short_repr(value)}, but must be a positive whole number")
     if value > max_value:
         raise ModelError(f"{key} is {short_repr(value)}, but models have at most {max_value}")
+    return value
+
+
+def whole_number(raw: Raw, key: str, default: int) -> int:
+    """A whole number of config.json, 0 too; `default` where the key is absent or null."""
+    value = default if raw.get(key) is None else raw[key]
+    if type(value) is not int or value < 0:
+        raise ModelError(f"{key} is {short_repr(value)}, but must be a whole number")
     return value
 
 
@@ -122,24 +131,18 @@ def _llama3(rope: Raw, original: int, growth: float) -> RopeScaling:
 
 
 def _yarn(rope: Raw, original: int, growth: float) -> RopeScaling:
-    factor = positive_number(rope, "factor", growth if growth > 1 else None)
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    usual = magnitude(1.0)
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        usual = magnitude(positive_number(rope, "mscale", None)) / magnitude(
-            positive_number(rope, "mscale_all_dim", None)
-        )
-    return Yarn(
-        factor=factor,
+    made = Yarn(
+        factor=positive_number(rope, "factor", growth if growth > 1 else None),
         original_context=original,
         beta_fast=positive_number(rope, "beta_fast", 32.0),
         beta_slow=positive_number(rope, "beta_slow", 1.0),
-        attention_factor=positive_number(rope, "attention_factor", usual),
         truncate=flag(rope, "truncate", True),
     )
+    usual = made.growth(1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        own, overall = (made.growth(positive_number(rope, key, None)) for key in ("mscale", "mscale_all_dim"))
+        usual = own / overall
+    return replace(made, attention_factor=positive_number(rope, "attention_factor", usual))
 
 
 def _longrope(rope: Raw, original: int, growth: float) -> RopeScaling:

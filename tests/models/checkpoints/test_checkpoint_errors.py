@@ -63,9 +63,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "JSON list": (text("config.json", "[]"), r"config\.json holds a JSON list, not an object"),
     "unknown architecture": (
         config(model_type="lama"),
-        r"architecture 'lama' is not supported \(arcee, .* are\); give a",
+        r"architecture 'lama' is not supported \(apertus, .* are\); give a",
     ),
-    "no architecture": (config("model_type"), r"architecture 'unnamed' is not supported \(arcee, "),
+    "no architecture": (config("model_type"), r"architecture 'unnamed' is not supported \(apertus, "),
     "rope type": (
         config(rope_parameters={"rope_type": "yarn"}),
         r"config\.json: factor is missing, but must be a positive number",

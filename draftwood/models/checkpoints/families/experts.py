@@ -120,7 +120,7 @@ def sparse_layers(raw: Raw, layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
-def _where(experts: ExpertsConfig, sparse: list[bool], windows: Raw) -> Raw:
+def layers_with(experts: ExpertsConfig, sparse: list[bool], windows: Raw) -> Raw:
     """The knobs of layers with experts where `sparse`, and with windows."""
     if all(sparse):
         return {**windows, "experts": experts}
@@ -139,7 +139,7 @@ def qwen3_moe(raw: Raw) -> DecoderConfig:
     return DecoderConfig(
         **llama_like(raw, shape, 32768),
         **attention_bias(raw),
-        **_where(experts, sparse_layers(raw, shape["num_hidden_layers"]), {"window": window}),
+        **layers_with(experts, sparse_layers(raw, shape["num_hidden_layers"]), {"window": window}),
         qk_norm="one",
     )
 
@@ -153,7 +153,7 @@ def qwen3_vl_moe(raw: Raw) -> DecoderConfig:
     return DecoderConfig(
         **llama_like(usual_rope(raw, 500_000.0), shape, 128_000, tied=True),
         **attention_bias(raw),
-        **_where(experts, sparse_layers(raw, shape["num_hidden_layers"]), {}),
+        **layers_with(experts, sparse_layers(raw, shape["num_hidden_layers"]), {}),
         qk_norm="one",
     )
 
@@ -169,7 +169,7 @@ def qwen2_moe(raw: Raw) -> DecoderConfig:
     layers = shape["num_hidden_layers"]
     return DecoderConfig(
         **llama_like(raw, shape, 32768),
-        **_where(experts, sparse_layers(raw, layers), qwen_windows(raw, layers)),
+        **layers_with(experts, sparse_layers(raw, layers), qwen_windows(raw, layers)),
         qkv_bias=keys.flag(raw, "qkv_bias", True),
     )
 
@@ -236,34 +236,39 @@ def granitemoe(raw: Raw) -> DecoderConfig:
     )
 
 
+def grouped_experts(raw: Raw, known: Raw, scoring: str, group_top: int = 2) -> ExpertsConfig:
+    """Experts by DeepSeek's keys, with numbers and size `known`; those scored by a sigmoid have a bias each."""
+    groups, chosen_groups = keys.positive_int(raw, "n_group", 1), keys.positive_int(raw, "topk_group", 1)
+    if known["count"] % groups or chosen_groups > groups or known["chosen"] > known["count"] // groups * chosen_groups:
+        raise ModelError(
+            f"n_group {groups} and topk_group {chosen_groups} do not fit {known['chosen']} of {known['count']} experts"
+        )
+    return ExpertsConfig(
+        **known,
+        scoring=scoring,
+        normalised=keys.flag(raw, "norm_topk_prob", True),
+        groups=groups,
+        chosen_groups=chosen_groups,
+        group_top=group_top,
+        scale=keys.positive_number(raw, "routed_scaling_factor", 1.0),
+        selection_bias=scoring == "sigmoid",
+        shared_size=known["intermediate_size"] * keys.positive_int(raw, "n_shared_experts", 1),
+    )
+
+
 def glm4_moe(raw: Raw) -> DecoderConfig:
     """GLM-4.5 to 4.7; the layer for multi-token prediction behind the last is not read."""
     no_windows(raw)
     raw = renamed(raw, num_experts="n_routed_experts", num_local_experts="n_routed_experts")
     raw = {**raw, "num_experts": raw.get("n_routed_experts")}
     shape = shape_of(raw, 151552, 4096, 10944, 46, 96, 8, None)
-    known = experts_of(raw, 128, 8, 1408)
-    groups, chosen_groups = keys.positive_int(raw, "n_group", 1), keys.positive_int(raw, "topk_group", 1)
-    if known["count"] % groups or chosen_groups > groups:
-        raise ModelError(f"n_group {groups} and topk_group {chosen_groups} do not fit {known['count']} experts")
-    experts = ExpertsConfig(
-        **known,
-        scoring="sigmoid",
-        normalised=keys.flag(raw, "norm_topk_prob", True),
-        groups=groups,
-        chosen_groups=chosen_groups,
-        scale=keys.positive_number(raw, "routed_scaling_factor", 1.0),
-        selection_bias=True,
-        shared_size=known["intermediate_size"] * keys.positive_int(raw, "n_shared_experts", 1),
-    )
-    dense = raw.get("first_k_dense_replace", 1)
-    if type(dense) is not int or dense < 0:
-        raise ModelError(f"first_k_dense_replace is {short_repr(dense)}, but must be a whole number")
+    experts = grouped_experts(raw, experts_of(raw, 128, 8, 1408), "sigmoid")
+    dense = keys.whole_number(raw, "first_k_dense_replace", 1)
     layers = shape["num_hidden_layers"]
     bias = keys.flag(raw, "attention_bias", False)
     return DecoderConfig(
         **llama_like(usual_rope(raw, part=0.5), shape, 131072, 1e-5, partial=True),
-        **_where(experts, [layer >= dense for layer in range(layers)], {}),
+        **layers_with(experts, [layer >= dense for layer in range(layers)], {}),
         qkv_bias=bias,
         qk_norm="one" if keys.flag(raw, "use_qk_norm", False) else None,
     )
@@ -290,7 +295,7 @@ def ernie4_5_moe(raw: Raw) -> DecoderConfig:
     )
     return DecoderConfig(
         **llama_like(usual_rope(raw, 500000.0), shape, 131072, 1e-5, tied=True),
-        **_where(experts, [first <= layer < stop and (layer + 1) % step == 0 for layer in range(layers)], {}),
+        **layers_with(experts, [first <= layer < stop and (layer + 1) % step == 0 for layer in range(layers)], {}),
     )
 
 

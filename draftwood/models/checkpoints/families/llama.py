@@ -14,7 +14,7 @@ from draftwood.models.checkpoints.families.family import (
     shape_of,
     sliding_window,
 )
-from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig, QueryGrowth
 from draftwood.util.safe_parsing import short_repr
 
 MINISTRAL_3_ROPE = {
@@ -45,17 +45,22 @@ def ministral(raw: Raw) -> DecoderConfig:
 
 
 def ministral3(raw: Raw) -> DecoderConfig:
-    """Queries are scaled by their position behind the original context, which the decoder cannot: it ends there."""
+    """Behind the original context queries grow with their position."""
     no_windows(raw)
     shape = shape_of(raw, 131072, 4096, 14336, 34, 32, 8, 128)
     if not keys.rope_object(raw):
         raw = {**raw, "rope_parameters": MINISTRAL_3_ROPE}
-    rope = keys.rope_object(raw)
-    context = keys.positive_int(raw, "max_position_embeddings", 262144)
-    if rope.get("llama_4_scaling_beta"):
-        context = min(context, keys.positive_int(rope, "original_max_position_embeddings", context))
-    scaled = {**llama_like(raw, shape, 262144, 1e-5), "max_position_embeddings": context}
-    return DecoderConfig(**scaled, window=sliding_window(raw, None))
+    known = llama_like(raw, shape, 262144, 1e-5)
+    growth = query_growth(keys.rope_object(raw), known["max_position_embeddings"])
+    return DecoderConfig(**known, window=sliding_window(raw, None), query_growth=growth)
+
+
+def query_growth(rope: Raw, context: int) -> QueryGrowth | None:
+    """How queries grow with their position, where rotary settings say so."""
+    if not rope.get("llama_4_scaling_beta"):
+        return None
+    beta = keys.positive_number(rope, "llama_4_scaling_beta", None)
+    return QueryGrowth(beta, keys.positive_int(rope, "original_max_position_embeddings", context))
 
 
 def qwen_windows(raw: Raw, layers: int) -> Raw:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from draftwood.models.checkpoints.families import dense, experts, gemma, gpt, hybrid, linear_biases, llama, parallel
+from draftwood.models.checkpoints.families import (
+    dense,
+    experts,
+    gemma,
+    gpt,
+    hybrid,
+    latent,
+    linear_biases,
+    llama,
+    parallel,
+)
 from draftwood.models.checkpoints.families.family import PAIRS, PAIRS_AND_NORMS, Family
 from draftwood.models.checkpoints.families.hybrid_names import (
     FALCON_H1,
@@ -16,6 +26,7 @@ from draftwood.models.checkpoints.families.hybrid_names import (
 )
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GEMMA_4, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
 
+DEEPSEEK_V3 = Family(latent.deepseek_v3, latent.LATENT, orders=latent.PAIRED, variants=latent.latent_names)
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama.llama, LLAMA),
     "mistral": Family(llama.mistral, LLAMA),
@@ -43,6 +54,13 @@ FAMILIES: dict[str, Family] = {
         experts.qwen3_vl_moe, experts.QWEN_3_VL_MOE, transposed=experts.STACKED, either_way=True
     ),
     "mixtral": Family(experts.mixtral, experts.MIXTRAL),
+    "deepseek_v2": Family(latent.deepseek_v2, latent.LATENT, orders=latent.PAIRED, variants=latent.latent_names),
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "glm4_moe_lite": Family(latent.glm4_moe_lite, latent.LATENT, orders=latent.PAIRED, variants=latent.latent_names),
+    "mistral4": Family(latent.mistral4, latent.MISTRAL_4, orders=latent.PAIRED, variants=latent.latent_names),
+    "youtu": Family(latent.youtu, latent.LATENT, orders=latent.PAIRED, variants=latent.latent_names),
+    "minicpm3": Family(latent.minicpm3, latent.LATENT, orders=latent.HALVES, variants=latent.latent_names),
     "phimoe": Family(experts.phimoe, experts.PHI_MOE),
     "olmoe": Family(experts.olmoe, experts.OLMOE),
     "granitemoe": Family(experts.granitemoe, experts.GRANITE_MOE),

@@ -19,6 +19,7 @@ WRAPPERS = {  # model_type -> that of its text_config, where this does not say
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "llava": "llama",
@@ -42,7 +43,7 @@ FLAT = ("qwen2_vl", "qwen2_5_vl")  # published with the text part's keys beside 
 SHARED_KEYS = ("dtype", "torch_dtype", "quantization_config")  # of the whole checkpoint
 PLACES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.text_model.", ""))
 OTHER_PARTS = re.compile(
-    r"(model\.)?(visual|vision_\w+|audio_tower|image_\w+|embed_vision|embed_audio|multi_modal_projector|connector)"
+    r"(model\.)?(visual|vision_\w+|audio_tower|image_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|connector)"
     r"(\..*)?"
 )
 
