@@ -61,10 +61,9 @@ class Decoder(DecoderWeights):
     @property
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
-        if self._program is not None:
-            return True
-        able = (not self.recurrent_shapes or available()) and (not self.config.has_rare_knobs or knows_all_knobs())
-        return self.native and able
+        if self._program is not None or not self.native:
+            return self._program is not None
+        return (not self.recurrent_shapes or available()) and (not self.config.has_rare_knobs or knows_all_knobs())
 
     @property
     def kernels(self) -> str:

@@ -287,8 +287,3 @@ def test_tensors_of_unknown_parts_are_refused(tmp_path: Path) -> None:
     save_file({**load_file(path), "model.memory.weight": torch.ones(3)}, path)
     with pytest.raises(ModelError, match=r"does not ask for tensor model\.memory\.weight"):
         checkpoint.load(tmp_path)
-
-
-def test_ministral_3_ends_where_its_queries_would_be_scaled(tmp_path: Path) -> None:
-    write(tmp_path, "ministral3")
-    assert checkpoint.load(tmp_path).config.max_position_embeddings == YARN["original_max_position_embeddings"]
