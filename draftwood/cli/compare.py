@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from draftwood.cli.groups import (
     METHOD,
     OF_EVERY_METHOD,
+    ChatOptions,
     LimitOptions,
     ModelOptions,
     OutputOptions,
-    PromptOptions,
     StructuredOptions,
     about,
     seed,
@@ -44,7 +44,7 @@ DEFAULT_METHODS, DEFAULT_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
 
 def compare(
     *,
-    prompt: PromptOptions,
+    prompt: ChatOptions,
     limits: LimitOptions,
     structure: StructuredOptions,
     models: ModelOptions,
@@ -69,7 +69,7 @@ def compare(
     affects all alike, and medians are shown. Greedy by default: every lossless
     method must give the same text.
     """
-    text = prompt.text()
+    text = prompt.conversation()
     names = methods if methods is not None else DEFAULT_METHODS if models.drafts else DEFAULT_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
     for method in chosen:

@@ -316,18 +316,21 @@ class WorkloadOptions(OptionGroup):
     model_config = ConfigDict(title=LIMITS)
 
     prompts: Path | None = flag(
-        None, "One prompt per line, or .jsonl of texts or objects with 'prompt'. Default: the embedded corpus.", "FILE"
+        None, "One prompt per line, or .jsonl with 'prompt' or 'messages'. Default: the embedded corpus.", "FILE"
     )
+    chat: bool = flag(False, "Prompts of --prompts are users' messages: apply the checkpoint's chat template.")
     documents: int = flag(8, "Without --prompts: prompts per domain.", ge=1)
     max_new_tokens: int = flag(64, "Most tokens to generate for each.", ge=2)
 
-    def texts(self, seed: int = 0) -> list[str]:
-        """The prompts as text; those of the corpus are held-out documents."""
+    def texts(self, seed: int = 0) -> list[Prompt]:
+        """The prompts; those of the corpus are held-out documents."""
         from draftwood.train.prompts import corpus_prompts, read_prompts
 
-        return corpus_prompts(self.documents, seed=seed) if self.prompts is None else read_prompts(self.prompts)
+        if self.prompts is None:
+            return list(corpus_prompts(self.documents, seed=seed))
+        return read_prompts(self.prompts, self.chat)
 
-    def fitted(self, engine: Engine, texts: list[str]) -> list[list[int]]:
+    def fitted(self, engine: Engine, texts: list[Prompt]) -> list[list[int]]:
         """Token ids that leave room for what is decoded."""
         from draftwood.train.prompts import fitted
 

@@ -54,6 +54,7 @@ COMMANDS = {  # name -> module:function below HOME, in the order of the help pag
     "train eesd": "train_layers:eesd",
     "train medusa": "train_layers:medusa",
     "train eagle": "train_layers:eagle",
+    "train draft": "train_layers:draft",
     "certify": "certify:certify",
     "plan": "plan:plan",
     "env": "env:env",

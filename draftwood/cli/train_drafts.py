@@ -15,6 +15,7 @@ from draftwood.errors import ConfigurationError, RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from draftwood.engine.request import Prompt
     from draftwood.train.calibration_metrics import CalibrationMetrics
 
 RECORDING, TRAINING = "Recording", "Training"
@@ -40,7 +41,7 @@ class RecordingOptions(OutputOptions, PairOptions, MethodOptions):
     epochs: int = flag(60, "Most epochs; the best one is kept.", panel=TRAINING, ge=1)
     seed: int = flag(0, "Seed of prompts, texts and training.", panel=TRAINING)
 
-    def texts(self) -> list[str]:
+    def texts(self) -> list[Prompt]:
         """The prompts."""
         from draftwood.train.prompts import prompts_of
 

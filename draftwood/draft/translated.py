@@ -15,10 +15,9 @@ from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node
+from draftwood.models.heads.eagle_head import ABSENT_LOGIT
 from draftwood.models.text.vocabulary_map import VocabularyMap
 from draftwood.runtime.session import Answer, Run, Session
-
-BELOW_ALL = 1e4  # how far the logits of tokens that the draft lacks are below its lowest: no chance, but a number
 
 
 @dataclass(slots=True, eq=False)
@@ -100,10 +99,8 @@ class TranslatedSession(Session):
             ours, theirs = (torch.tensor(ids, device=logits.device) for ids in pair)
             self._ids = ours, theirs
         ours, theirs = self._ids
-        shared = logits[:, theirs]
-        lowest = shared.amin(-1, keepdim=True).clamp(min=-1e4) - BELOW_ALL
-        size = self.target.model.vocab_size
-        return lowest.expand(-1, size).index_copy(1, ours, shared)
+        absent = logits.new_full((len(logits), self.target.model.vocab_size), ABSENT_LOGIT)
+        return absent.index_copy_(1, ours, logits[:, theirs])
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance` to the next `forest` of the target."""

@@ -24,7 +24,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import eagle, foreign_heads, medusa
+from draftwood.models.heads import eagle, foreign_heads, medusa, pruned
 from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers m
 log = logging.getLogger(__name__)
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
-HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa}
+HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa, "draft": pruned}
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
@@ -307,7 +307,7 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
 
 
 def _head_kind(source: ModelSource) -> str | None:
-    """Which trained heads a directory or hub id holds ('eagle', 'medusa'); None: it is something else."""
+    """What was trained for the target that a directory or hub id holds: a key of HEADS; None: it is something else."""
     if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
         return None
     directory = checkpoint.locate(source)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,9 +30,7 @@ class EagleRun(ExitRun):
     def made(self) -> nn.Module:
         known = None
         if self.settings.vocabulary is not None and self.settings.vocabulary < self.target.vocab_size:
-            counts = np.bincount(self.texts.train.ravel(), minlength=self.target.vocab_size)
-            often = np.argsort(-counts, kind="stable")[: self.settings.vocabulary]
-            known = torch.from_numpy(np.sort(often))
+            known = self.texts.frequent(self.settings.vocabulary)
         self.target.requires_grad_(False)
         return _Steps(EagleHead.of(self.target, words=known), self.settings.unroll)
 
@@ -48,6 +45,10 @@ class EagleRun(ExitRun):
 
     def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([states[layer].float() for layer in self.reads], -1), tokens
+
+    @property
+    def layers_below(self) -> int:
+        return 0
 
     @property
     def factors(self) -> list[float]:

@@ -30,6 +30,7 @@ from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots
 
 STATE = "run.safetensors"
+MAX_CHAIN = 32  # drafted tokens of a round that an expected gain looks at
 SAVE_SECONDS = 120  # after which a run is saved whatever its settings say
 HELD_OUT_FIGURES = ("loss", "acceptance", "agreement")
 Place = tuple[Tensor, Tensor, Tensor | None]
@@ -84,7 +85,7 @@ class ExitRun(TrainingRun):
         self.exit = self.made().train()
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
-        super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
+        super().__init__(self.exit, out / STATE, {**self.settings.model_dump(), **whose})
         self._forward: Any = _ForwardModule(self.exit)
         if rank.count > 1:
             step = self.progress.step
@@ -243,8 +244,40 @@ class ExitRun(TrainingRun):
         point = {"step": float(self.progress.step), **each[0]}
         if len(each) > 1 or self.numbered:
             point |= {f"{name}_{k}": value for k, figures in enumerate(each, 1) for name, value in figures.items()}
+        point["gain"] = self.expected_gain(point)
         self.progress.curve.append(point)
         return point
+
+    @property
+    def layers_below(self) -> int:
+        """First layers of the target that are computed for each drafted token."""
+        layers: int = self.settings.layers
+        return layers
+
+    @property
+    def cost(self) -> float:
+        """What a drafted token costs in forwards of the target: about the share of its weights that are read for it."""
+        tied = self.target.config.tie_word_embeddings
+        below = sum(part.numel() for part in self.target.layers[: self.layers_below].parameters())
+        return (below + _weights_read(self.exit, tied)) / _weights_read(self.target, tied)
+
+    def expected_gain(self, point: Mapping[str, float]) -> float:
+        """The speed-up over plain decoding at temperature 1 that held-out figures promise: of the best chain.
+
+        Figures of acceptance are those of each step of drafting where there are several; the last one goes on.
+        """
+        rates = [point[name] for k in range(1, len(self.factors) + 1) if (name := f"acceptance_{k}") in point]
+        rates = rates or [point["acceptance"]]
+        best = tokens = reach = 1.0
+        for gamma in range(1, MAX_CHAIN + 1):
+            reach *= rates[min(gamma, len(rates)) - 1]
+            tokens += reach
+            best = max(best, tokens / (1 + self.drafting_time(gamma)))
+        return best
+
+    def drafting_time(self, tokens: int) -> float:
+        """What it takes to draft so many tokens, in forwards of the target."""
+        return tokens * self.cost
 
     def train(
         self, save_every: int, measure_every: int, stored: torch.dtype
@@ -269,6 +302,12 @@ class ExitRun(TrainingRun):
             if progress.step > saved:
                 self.save(stored)
             raise
+
+
+def _weights_read(model: nn.Module, tied: bool) -> int:
+    """Weights that a forward reads: of a table of embeddings few rows, unless it is `tied`, so the head's too."""
+    named = model.named_parameters()
+    return sum(part.numel() for name, part in named if tied or not name.endswith("embed.weight"))
 
 
 def plot(curve: list[dict[str, float]], path: Path) -> bool:

@@ -42,6 +42,14 @@ class HeadRun(ExitRun):
         return self.target.normed(states[self.target.n_layers]).to(self.exit.dtype)
 
     @property
+    def layers_below(self) -> int:
+        return 0
+
+    def drafting_time(self, tokens: int) -> float:
+        """That of all heads, which are computed together."""
+        return self.cost
+
+    @property
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(1, self.settings.heads + 1)]
 

@@ -13,12 +13,16 @@ from draftwood.util.safe_parsing import lines_of, parse_json, read_text
 if TYPE_CHECKING:
     from draftwood.corpus import Split
     from draftwood.engine.engine import Engine
+    from draftwood.engine.request import Prompt
 
 CORPUS = "corpus"  # as the name of a file: the embedded pair's corpus
 
 
-def read_prompts(file: Path | str) -> list[str]:
-    """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt`. Raises RequestError."""
+def read_prompts(file: Path | str, chat: bool = False) -> list[Prompt]:
+    """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt` or `messages`.
+
+    With `chat` a text is a user's message of a conversation. Raises RequestError.
+    """
     file = Path(file)
     try:
         lines = lines_of(read_text(file))
@@ -28,7 +32,7 @@ def read_prompts(file: Path | str) -> list[str]:
         raise RequestError(f"the prompt file {file} is too long: {error}") from None
     except OSError as error:
         raise RequestError(f"the prompt file {file} cannot be read: {error.strerror}; give one prompt a line") from None
-    texts: list[str] = []
+    texts: list[Prompt] = []
     for number, line in enumerate(lines, 1):
         text: Any = line
         if line.strip() and file.suffix == ".jsonl":
@@ -36,13 +40,14 @@ def read_prompts(file: Path | str) -> list[str]:
                 text = parse_json(line)
             except ValueError:
                 raise RequestError(f"the prompt file {file}, line {number}, is not JSON") from None
-            text = text.get("prompt") if isinstance(text, dict) else text
-            if not isinstance(text, str) or not text:
+            text = text.get("messages", text.get("prompt")) if isinstance(text, dict) else text
+            if not isinstance(text, str | list) or not text:
                 raise RequestError(
-                    f"the prompt file {file}, line {number}, holds neither a string nor an object with a prompt"
+                    f"the prompt file {file}, line {number}, holds neither a string nor an object with a prompt or "
+                    "messages"
                 )
         if line.strip():
-            texts.append(text)
+            texts.append([{"role": "user", "content": text}] if chat and isinstance(text, str) else text)
     if not texts:
         raise RequestError(f"the prompt file {file} is empty; give one prompt a line")
     return texts
@@ -56,15 +61,19 @@ def corpus_prompts(per_domain: int, split: Split = "held-out", seed: int = 0) ->
     return [prompt for prompt in chain(*zip_longest(*each)) if prompt is not None]
 
 
-def prompts_of(source: str, count: int, seed: int = 0) -> list[str]:
-    """At most `count` prompts of a file, or of the corpus that the embedded pair was trained on, every domain alike."""
+def prompts_of(source: str, count: int, seed: int = 0, chat: bool = False) -> list[Prompt]:
+    """At most `count` prompts of a file, or of the corpus that the embedded pair was trained on, every domain alike.
+
+    Those of a file may be conversations, and with `chat` all are.
+    """
     if count < 1:
         raise RequestError(f"{count} prompts were asked for, but at least one is needed")
-    prompts = corpus_prompts(count, "train", seed) if source == CORPUS else read_prompts(source)
-    return prompts[:count]
+    if source == CORPUS:
+        return list(corpus_prompts(count, "train", seed)[:count])
+    return read_prompts(source, chat)[:count]
 
 
-def fitted(engine: Engine, texts: Sequence[str], room: int) -> list[list[int]]:
+def fitted(engine: Engine, texts: Sequence[Prompt], room: int) -> list[list[int]]:
     """Token ids of texts, the last ones of a text that is too long to leave `room` tokens of every context."""
     contexts = [engine.target.context, *(model.context for model in engine.drafts)]
     max_tokens = min(contexts) - room - 1

@@ -93,13 +93,14 @@ def _finished(run: ExitRun, began: int) -> dict[str, Any]:
     drawn = plot(curve, out / "curve.png")
     return {
         "out": str(out),
-        **run.settings.model_dump(include={"layers", "heads", "shared", "unroll"}),
+        **run.settings.model_dump(include={"layers", "heads", "shared", "unroll", "kept", "vocabulary"}),
         "target_layers": run.target.n_layers,
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,
         "new": run.progress.step - began,
         "tokens": run.progress.tokens,
         "seconds": run.progress.seconds,
+        "gain_before": curve[0].get("gain", 1.0),
         **{name: value for name, value in curve[-1].items() if name != "step"},
         "plot": str(out / "curve.png") if drawn else None,
     }

@@ -12,12 +12,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from draftwood.corpus import Document
 from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
+from draftwood.engine.request import Prompt
 from draftwood.errors import ConfigurationError
+from draftwood.models.text.chat import Message
 from draftwood.models.text.text_files import texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import in_shares
@@ -65,7 +67,7 @@ def write_texts(
 
 
 def _writer(
-    plan: WritingSettings, prompts: Sequence[str], given: Sequence[list[int]], concurrency: int, engine: Engine
+    plan: WritingSettings, prompts: Sequence[Prompt], given: Sequence[list[int]], concurrency: int, engine: Engine
 ) -> Callable[[range], Iterator[Mapping[str, Any]]]:
     return lambda numbers: _chunk(engine, plan, prompts, given, numbers, concurrency)
 
@@ -73,7 +75,7 @@ def _writer(
 def _chunk(
     engine: Engine,
     plan: WritingSettings,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     given: Sequence[list[int]],
     numbers: range,
     concurrency: int,
@@ -83,8 +85,9 @@ def _chunk(
     mine = [number for number in numbers if not plan.is_given(number)]
     starts = {}
     for number in mine:
-        prompt = words.encode(prompts[(number - int(number * plan.given_share)) % len(prompts)])
-        starts[number] = prompt[: max(1, engine.target.context // 2)]
+        prompt = prompts[(number - int(number * plan.given_share)) % len(prompts)]
+        tokens = words.encode(prompt) if isinstance(prompt, str) else words.chat(cast(Sequence[Message], prompt))
+        starts[number] = tokens[: max(1, engine.target.context // 2)]
     opened = _continued(engine, plan, starts, {n: _opening(plan, n) for n in mine}, 0.0, concurrency)
     left = {
         number: plan.max_new_tokens - len(tokens)
@@ -130,11 +133,11 @@ def _continued(
     return made
 
 
-def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[str]:
+def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[Prompt]:
     wanted = plan.count - int(plan.count * plan.given_share)
     if plan.prompts == CORPUS:
         return [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
-    return prompts_of(plan.prompts, wanted)
+    return prompts_of(plan.prompts, wanted, chat=plan.chat)
 
 
 def _given(plan: WritingSettings, tokenizer: Tokenizer) -> list[list[int]]:

@@ -82,6 +82,33 @@ class EagleSettings(TrainSettings):
     decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k has weight X^(k-1).")
 
 
+class DraftSettings(TrainSettings):
+    """Options of training a draft model."""
+
+    rate: float = Field(default=5e-4, gt=0, description="Peak learning rate.")
+    distill: float = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="Weight of distillation on the target's own distributions; the rest is cross-entropy on the text.",
+    )
+    layers: int | None = Field(
+        default=None, ge=1, description="Layers of the draft.", json_schema_extra={"usual": "a fifth of the target's"}
+    )
+    vocabulary: int | None = Field(
+        default=None,
+        ge=2,
+        description="Its tokens: the N most frequent of the texts.",
+        json_schema_extra={"usual": "as many as make 98% of the texts"},
+    )
+    kept: list[int] | None = Field(
+        default=None,
+        description="Number of a layer of the target to keep, from 0. Repeatable.",
+        json_schema_extra={"usual": "of three sets the best after --search steps", "metavar": "LAYER"},
+    )
+    search: int = Field(default=20, ge=0, description="Steps of trying sets of layers.")
+
+
 class TextSource(BaseModel):
     """The texts to train on."""
 
@@ -119,9 +146,10 @@ class WritingSettings(BaseModel):
 
     prompts: str = Field(
         default=CORPUS,
-        description="Prompts, one per line; or those of the embedded pair's corpus.",
+        description="Prompts, one per line, or .jsonl with prompt or messages; or those of the embedded pair's corpus.",
         json_schema_extra={"metavar": "FILE|corpus"},
     )
+    chat: bool = Field(default=False, description="Prompts are users' messages: apply the checkpoint's chat template.")
     given: str | None = Field(
         default=None,
         description="Your texts, mixed in: .jsonl with text, or plain text.",

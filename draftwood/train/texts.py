@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
@@ -33,6 +35,15 @@ class Texts:
     held_out: Tokens
     digest: str
     end: int
+
+    def frequent(self, count: int | None = None, share: float = 1.0) -> Tensor:
+        """The `count` most frequent tokens [n] of the training rows, in order; None: the fewest that make a `share`."""
+        counts = np.bincount(self.train.ravel())
+        often = np.argsort(-counts, kind="stable")
+        if count is None:
+            reached = np.cumsum(counts[often]) >= share * counts.sum()
+            count = 1 + int(reached.argmax())
+        return torch.from_numpy(np.sort(often[:count]))
 
 
 def read_texts(

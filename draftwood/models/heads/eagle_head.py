@@ -146,8 +146,8 @@ class EagleHead(DecoderWrapper, nn.Module):
         """Logits [n, V] of the wanted rows; wanted states before and after the final norm are put in `batch.kept`."""
         if batch.hidden is None:
             raise ModelError(
-                "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: "
-                "use method eagle"
+                "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: use method "
+                "eagle, or drafter=eagle with beams and mcsd"
             )
         decoder, embedded, x = self.decoder, self.embedded(batch.tokens), self.state(batch.hidden)
         if decoder.native:

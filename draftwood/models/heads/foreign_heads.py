@@ -28,10 +28,13 @@ MAX_PADDING = 1.02  # how many times larger padding may make a vocabulary
 UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # their information is in d2t or the target
 
 
+FILES = {"eagle": "eagle", "medusa": "heads", "draft": "draft"}  # kind -> name of its file
+
+
 def kind_of(directory: Path) -> str | None:
-    """The kind of trained heads in a directory: 'eagle', 'medusa' or None. ModelError for other speculators."""
+    """What a directory holds for a target: 'eagle', 'medusa', 'draft' or None. ModelError for other speculators."""
     if not (directory / "config.json").is_file():
-        return next((kind for kind, file in (("eagle", "eagle"), ("medusa", "heads")) if _has(directory, file)), None)
+        return next((kind for kind, file in FILES.items() if _has(directory, file)), None)
     raw = read_config(directory)
     if raw.get("medusa_num_heads") is not None:
         return "medusa"
