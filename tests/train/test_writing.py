@@ -1,17 +1,19 @@
 """What `train corpus` makes of the embedded pair's corpus."""
 
+import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from draftwood import load
+from draftwood import RequestError, load
 from draftwood.corpus import Document
 from draftwood.engine.loading import EMBEDDED
+from draftwood.models.text import chat
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import SHARES, in_shares
-from draftwood.train.prompts import CORPUS
+from draftwood.train.prompts import CORPUS, read_prompts
 from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import WritingSettings
 from draftwood.util.safe_parsing import parse_json
@@ -47,3 +49,28 @@ def test_texts_of_the_target_and_given_ones_have_the_domains_of_training(tokeniz
     prompts = [line["tokens"][: line["prompt_tokens"]] for line in lines if line["source"] == "target"]
     longest = load(EMBEDDED / "target").target.context // 2
     assert prompts == [tokenizer.encode(document.prompt)[:longest] for document, _ in documents(tokenizer, 7, 40)]
+
+
+def test_prompts_may_be_conversations(tmp_path: Path) -> None:
+    """Of a .jsonl file, or all of them with `chat`."""
+    file = tmp_path / "prompts.jsonl"
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    file.write_text(f'"Once"\n{json.dumps({"messages": talk})}\n{json.dumps({"prompt": "Upon"})}\n', "utf-8")
+    assert read_prompts(file) == ["Once", talk, "Upon"]
+    assert read_prompts(file, chat=True)[0] == [{"role": "user", "content": "Once"}]
+    file.write_text('{"messages": []}\n', "utf-8")
+    with pytest.raises(RequestError, match="line 1, holds neither a string nor an object with a prompt or messages"):
+        read_prompts(file)
+
+
+def test_the_target_answers_conversations(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    engine = load()
+    assert engine.tokenizer is not None
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    engine.tokenizer.templates = chat.declared({"chat_template": template}, "embedded")
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
+    prompts.write_text("Tell a story\n", "utf-8")
+    list(write_texts(engine, WritingSettings(prompts=str(prompts), chat=True, count=1, max_new_tokens=4), out))
+    (written,) = map(parse_json, out.read_text("utf-8").splitlines())
+    start = tokenizer.encode("user: Tell a story\n", add_special=False)
+    assert written["tokens"][: written["prompt_tokens"]] == start
