@@ -165,12 +165,12 @@ def certify_server(
 
     from draftwood.certify.server import LocalModel, Server, certify_server, page
     from draftwood.certify.server.prompts import PROMPTS
-    from draftwood.train.prompts import read_prompts
+    from draftwood.train.prompts import plain_texts, read_prompts
     from draftwood.util.jsonl import Journal
 
     hidden("--api-key")
     hidden("--against-api-key")
-    texts = PROMPTS if prompts is None else read_prompts(prompts)
+    texts = PROMPTS if prompts is None else plain_texts(read_prompts(prompts))
     for path, name in ((out, "--out"), (server.page, "--page")):
         check_writable(path, name)
     with ExitStack() as stack:

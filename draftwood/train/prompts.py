@@ -53,6 +53,14 @@ def read_prompts(file: Path | str, chat: bool = False) -> list[Prompt]:
     return texts
 
 
+def plain_texts(prompts: Sequence[Prompt]) -> list[str]:
+    """The prompts, all of them texts; RequestError where one is a conversation."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise RequestError("prompts must be texts here, but some are conversations; give texts alone")
+    return texts
+
+
 def corpus_prompts(per_domain: int, split: Split = "held-out", seed: int = 0) -> list[str]:
     """Prompts of documents of the embedded corpus, the domains taking turns; no model was trained on `held-out`."""
     from draftwood.corpus import DOMAINS, documents
