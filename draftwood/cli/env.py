@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.config_file import files
 from draftwood.cli.groups import OutputOptions
+from draftwood.cli.options import flag
 
 if TYPE_CHECKING:
     import torch
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
 PACKAGES = ("safetensors", "tokenizers", "huggingface_hub", "pydantic", "numpy", "typer", "rich", "transformers")
 
 
-def env(*, output: OutputOptions) -> None:
+def env(
+    *,
+    target: str | None = flag(None, "Also show what lies next to a target's weights to draft with.", "MODEL"),
+    output: OutputOptions,
+) -> None:
     """Show versions, devices and settings files, for bug reports."""
     from rich.table import Table
 
-    facts = collect()
+    facts = collect() | ({} if target is None else {"drafts": drafts_beside(target)})
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -52,6 +57,22 @@ def collect() -> dict[str, Any]:
         "packages": {package: _version(package) for package in PACKAGES},
         "settings": [str(path) for path in files()],
     }
+
+
+def drafts_beside(target: str) -> dict[str, str]:
+    """For each kind of draft where it lies next to a target's weights, or the command that makes one."""
+    from draftwood.methods.default import COMPANIONS
+    from draftwood.models.checkpoints.artifact import KINDS, companion
+    from draftwood.models.checkpoints.checkpoint import draft_beside, locate
+
+    place = locate(target)
+    home = place if place.is_dir() else place.parent
+    found = {kind: companion(home, kind) for kind in COMPANIONS}
+    lies = {kind: str(path) if path.is_file() else None for kind, path in found.items()}
+    model = draft_beside(place)
+    lies = {"draft": None if model is None else str(model)} | lies
+    shown = {KINDS[kind][0]: path or f"none; `{KINDS[kind][1]}` makes one" for kind, path in lies.items()}
+    return shown | {"what pays": f"`draftwood plan --target {target}` measures it"}
 
 
 def _version(package: str) -> str:

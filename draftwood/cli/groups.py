@@ -38,7 +38,10 @@ class _Models(OptionGroup):
         None, "Target model: a checkpoint directory, a hub id or a GGUF file. Default: the embedded pair.", "MODEL"
     )
     draft: list[str] = flag(
-        [], "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).", "MODEL"
+        [],
+        "Draft model, or an EAGLE or Medusa head. Repeatable (specinfer). Default: the one in draft/ next to the "
+        "target's weights, if there is one; none: none.",
+        "MODEL",
     )
     dtype: DType = flag(
         "auto", "Weights and arithmetic: float32, bfloat16, float16, float64, or auto, the checkpoint's type.", "TYPE"
@@ -75,18 +78,26 @@ class _Models(OptionGroup):
             torch.set_num_threads(self.threads)
 
 
+NO_DRAFT = ["none"]  # of --draft
+
+
 class ModelOptions(RuntimeParams, _Models):
     """A target with its draft models, how they are computed, and how requests share the engine."""
 
     @property
     def drafts(self) -> int:
         """The number of draft models that will be loaded; the embedded target brings one."""
-        return len(self.draft) or int(self.target is None)
+        from draftwood.models.checkpoints.checkpoint import draft_beside
+
+        if self.draft:
+            return 0 if self.draft == NO_DRAFT else len(self.draft)
+        return int(self.target is None or draft_beside(self.target) is not None)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `load`, with which another process makes the same engine."""
-        return {**self.model_dump(include=set(ModelOptions.model_fields) - {"threads"}), "draft": self.draft or None}
+        draft = [] if self.draft == NO_DRAFT else self.draft or None
+        return {**self.model_dump(include=set(ModelOptions.model_fields) - {"threads"}), "draft": draft}
 
     def load(self, *methods: Method | None) -> Engine:
         """The engine, and a word on what takes long; methods that need other draft models are refused before."""
@@ -121,7 +132,7 @@ class QuantizedOptions(ModelOptions):
     def arguments(self) -> dict[str, Any]:
         from draftwood.engine.loading import EMBEDDED
 
-        return {**super().arguments, "target": self.target or str(EMBEDDED / "target")}
+        return {**super().arguments, "target": self.target or str(EMBEDDED / "target"), "draft": []}
 
 
 class TargetOptions(QuantizedOptions):

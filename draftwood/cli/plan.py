@@ -29,8 +29,9 @@ def plan(
     out: Path | None = flag(None, "Write the recommended method here, for --method file:FILE.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
-    """Recommend a method for a pair and prompts.
+    """Recommend a method for a target, its drafts and prompts.
 
+    Without a draft model it compares what drafts without one.
     Pilot runs measure acceptance, the cost of forward passes and the interpreter's
     share. From these the speed-up of each kind of method is predicted, and the best
     of each kind is run to check the prediction. dsbd is compared with beam sampling
@@ -38,11 +39,10 @@ def plan(
     what was found.
     """
     from draftwood.eval.provenance import session
-    from draftwood.tune.planner import check, plan
+    from draftwood.tune.planner import plan
 
     texts = work.texts()
     check_writable(out)
-    check(models.target, models.drafts)
     engine = models.load()
     prompts = work.fitted(engine, texts)
     with progress(output.color, "costs", 1.0, percent=True, live=False) as update:

@@ -65,7 +65,8 @@ def load(
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
-    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). A draft may be an
+    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). Where no draft is named,
+    one in the directory draft/ next to the target's weights is loaded; [] is none. A draft may be an
     EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
     defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and is as
     exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model object, run
@@ -107,9 +108,7 @@ def load(
     if target is None:
         target = EMBEDDED / "target"
         draft = EMBEDDED / "draft" if draft is None else draft
-    sources: list[ModelSource] = []
-    if draft is not None:
-        sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
+    sources, beside = _draft_sources(target, draft)
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
@@ -137,9 +136,16 @@ def load(
         model.draft_quantize = draft_quantize
     drafts: list[CausalModel] = []
     for source, kind, where, between in zip(sources, kinds, places[1:], maps, strict=True):
-        drafted = (
-            _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
-        )
+        try:
+            drafted = (
+                _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
+            )
+        except ModelError as error:
+            if not beside:
+                raise
+            log.warning("%s is left alone: %s", source, error)
+            sources, places, maps = [], places[:1], []
+            break
         drafted = drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device)
         if between is not None:
             drafted = OtherVocabulary(drafted, between.within(model.vocab_size, drafted.vocab_size))
@@ -168,6 +174,15 @@ def load(
         names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
+
+
+def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSource] | None) -> tuple[list[Any], bool]:
+    """The drafts to load, and whether they were not named, but found next to the target's weights."""
+    if draft is not None:
+        several = isinstance(draft, Sequence) and not isinstance(draft, str)
+        return (list(draft) if several else [draft]), False  # type: ignore[arg-type]
+    found = checkpoint.draft_beside(target) if isinstance(target, str | Path) else None
+    return ([] if found is None else [found]), found is not None
 
 
 def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyMap | None:

@@ -26,6 +26,11 @@ COMPANIONS: dict[
 }
 
 
+def trained_head(model: CausalModel) -> str | None:
+    """The kind of trained heads that a loaded draft is, a key of `COMPANIONS`; None: a draft model."""
+    return "heads" if isinstance(model, Heads) else "eagle" if hasattr(model, "reads") else None
+
+
 def default_method(
     drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
 ) -> tuple[Method, Sequence[CausalModel] | None]:
@@ -37,8 +42,8 @@ def default_method(
     them are lossless, and draft as far as it pays.
     """
     for model in loaded:
-        if isinstance(model, Heads) or hasattr(model, "reads"):
-            return Method.parse(COMPANIONS["heads" if isinstance(model, Heads) else "eagle"]), None
+        if (kind := trained_head(model)) is not None:
+            return Method.parse(COMPANIONS[kind]), None
     if drafts:
         return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
     home: Path | None = getattr(target, "home", None)

@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain, zip_longest
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from draftwood.engine.engine import Engine
-from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
+from draftwood.errors import DraftwoodError, RequestError
 from draftwood.methods import Method
+from draftwood.methods.default import trained_head
 from draftwood.models.base import CausalModel
-from draftwood.models.checkpoints import checkpoint
-from draftwood.models.checkpoints.artifact import companion
+from draftwood.models.checkpoints.artifact import KINDS, companion
 from draftwood.runtime.cost import share_read
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
@@ -38,7 +37,13 @@ TREE_SHAPES = ([4, 2, 1, 1], [2, 1, 1], [4, 2, 2, 1, 1], [2, 2, 1, 1, 1], [3, 2,
 TREES = [Method.parse({"name": "mcsd", "tree": tree}) for tree in TREE_SHAPES]
 EXITS = [Method.parse({"name": "eesd", "gamma": gamma}) for gamma in (4, 2, 6, 1)]
 BEAMS = [Method.parse({"name": "dsbd", "gamma": gamma}) for gamma in (3, 2, 1, 4)]
-NOTHING_TO_PLAN = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
+LOOKUPS = [Method.parse({"name": "lookup", "drafts": drafts}) for drafts in ("copied", "drawn")]
+OWN = {  # what may lie next to a target's weights -> settings that draft with it
+    "exit": EXITS,
+    "eagle": [Method.parse({"name": "eagle", "gamma": gamma}) for gamma in (4, 2, 6)],
+    "heads": [Method.parse("medusa")],
+    "skip": [Method.parse({"name": "self-spec", "gamma": gamma}) for gamma in (8, 4)],
+}
 
 OnProgress = Callable[[str, float], None]  # (current step, share of the time that has passed)
 Seen = dict[Method, list[Observation]]  # one observation per prompt
@@ -176,20 +181,6 @@ def _speed(observations: Sequence[Observation] | None) -> float:
     return rate(observations) if observations else 0.0
 
 
-def check(target: str | Path | None, drafts: int) -> None:
-    """Raise ConfigurationError where a target that is not loaded yet has neither drafts nor an exit layer.
-
-    None is the embedded target.
-    """
-    if target is None or drafts:
-        return
-    if not str(target).startswith("hf:"):
-        place = checkpoint.locate(target)
-        if companion(place if place.is_dir() else place.parent, "exit").is_file():
-            return
-    raise ConfigurationError(NOTHING_TO_PLAN)
-
-
 def plan(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
@@ -210,14 +201,13 @@ def plan(
     if not prompts:
         raise RequestError("there are no prompts to plan for; give at least one")
     runs, notes = _Runs(engine, prompts, params, max_new_tokens, seed, seconds, on_progress), list[str]()
-    kinds: list[tuple[Method, Sequence[Method]]] = [(PLAIN, CHAINS), (PLAIN, TREES)] if engine.drafts else []
-    if exits := _exits(runs, notes):
-        kinds.append((PLAIN, exits))
-    if not kinds:
-        raise ConfigurationError(NOTHING_TO_PLAN)
+    models = [model for model in engine.drafts if trained_head(model) is None]
+    kinds: list[tuple[Method, Sequence[Method]]] = [(PLAIN, CHAINS), (PLAIN, TREES)] if models else []
+    kinds += [(PLAIN, settings) for settings in _own(runs, notes)]
+    kinds.append((PLAIN, LOOKUPS[: 1 if params.greedy else 2]))
     notes += read_by_rows(engine.target)
     costs = _costs(runs)
-    if engine.drafts and not params.greedy:
+    if models and not params.greedy:
         width = max(1, round(runs.one(BEAMS[0], 0, 24).width))
         kinds.append((Method.parse({"name": "beam-sampling", "width": width}), BEAMS))
     references = list(dict.fromkeys(reference for reference, _ in kinds))
@@ -233,7 +223,7 @@ def plan(
         c=(line.draft / line.forwards) / (line.verify / line.rounds) if line.forwards and line.verify else None,
         acceptance_by_depth=[a / n if n else 0.0 for a, n in zip(line.accepted, line.attempted, strict=True)],
         target_seconds_by_rows=costs[0],
-        draft_seconds_by_rows=costs[1] if engine.drafts else {},
+        draft_seconds_by_rows=costs[1] if models else {},
         plain_tokens_per_second=rate(raced[PLAIN]),
         prompts=len(raced[PLAIN]),
         checked_prompts=checked,
@@ -243,15 +233,22 @@ def plan(
     )
 
 
-def _exits(runs: _Runs, notes: list[str]) -> list[Method]:
-    """Settings of an early exit, if the target has one."""
-    try:
-        runs.engine.method(EXITS[0])
-        runs.one(EXITS[0], 0, 4)
-    except DraftwoodError as error:
-        notes.append(f"{EXITS[0].name} is left out: {error}")
-        return []
-    return EXITS
+def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
+    """Settings for what was trained for the target, where it is there: next to its weights, or given as a draft."""
+    found, home = [], getattr(runs.engine.target, "home", None)
+    given = [trained_head(model) for model in runs.engine.drafts]
+    for kind, settings in OWN.items():
+        if kind in given or (home is not None and companion(home, kind).is_file()):
+            try:
+                runs.one(settings[0], 0, 4)
+            except DraftwoodError as error:
+                notes.append(f"{settings[0].name} is left out: {error}")
+            else:
+                found.append(settings)
+        else:
+            what, command = KINDS[kind]
+            notes.append(f"{settings[0].name} is left out: there is no {what}; `{command}` makes one")
+    return found
 
 
 def read_by_rows(model: CausalModel) -> list[str]:
@@ -269,7 +266,8 @@ def _costs(runs: _Runs) -> list[dict[int, float]]:
     lengths = sorted(len(prompt) for prompt in runs.prompts)
     context = lengths[len(lengths) // 2] + runs.max_new_tokens // 2
     costs: list[dict[int, float]] = []
-    models = [runs.engine.target, *runs.engine.drafts[:1]]
+    drafts = [model for model in runs.engine.drafts if trained_head(model) is None]
+    models = [runs.engine.target, *drafts[:1]]
     for number, model in enumerate(models, 1):
         runs.on_progress("cost of K rows", min(1.0, runs.elapsed))
         with torch.inference_mode():

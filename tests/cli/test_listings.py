@@ -10,6 +10,7 @@ import torch
 from conftest import Command
 
 import draftwood
+from draftwood.engine.loading import EMBEDDED
 from draftwood.methods import METHODS, Method
 
 
@@ -88,3 +89,9 @@ def test_env(command: Command) -> None:
     shown = command("env")
     assert shown.code == 0
     assert all(word in shown.out for word in (torch.__version__, facts["backend"][:6], "cores"))
+
+
+def test_env_shows_what_lies_next_to_a_target(command: Command) -> None:
+    beside = command("env", "--target", EMBEDDED / "target", "--json").document["drafts"]
+    assert beside["exit layer"] == str(EMBEDDED / "target" / "exit" / "exit.safetensors")
+    assert beside["draft model"] == "none; `draftwood train draft` makes one"

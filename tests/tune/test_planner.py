@@ -13,12 +13,22 @@ import pytest
 import tiny_models
 import torch
 
+import draftwood
 from draftwood import Engine, Method, SamplingParams, TabularModel
-from draftwood.errors import ConfigurationError, RequestError
+from draftwood.engine.loading import EMBEDDED
+from draftwood.errors import RequestError
 from draftwood.tune.observation import Observation
 from draftwood.tune.planner import Choice, MethodPlan, Prediction, interval, plan
 
-SPEEDS = {"autoregressive": 1.0, "speculative": 0.4, "mcsd": 0.3, "eesd": 0.2, "beam-sampling": 0.5, "dsbd": 0.1}
+SPEEDS = {
+    "autoregressive": 1.0,
+    "speculative": 0.4,
+    "mcsd": 0.3,
+    "eesd": 0.2,
+    "lookup": 0.6,
+    "beam-sampling": 0.5,
+    "dsbd": 0.1,
+}
 
 
 @pytest.fixture
@@ -94,6 +104,7 @@ def test_a_plan_of_tabular_models() -> None:
     assert kinds == [
         ("speculative", "autoregressive"),
         ("mcsd", "autoregressive"),
+        ("lookup", "autoregressive"),
         ("dsbd", "beam-sampling"),
     ]
     for one in found.choices:
@@ -111,13 +122,24 @@ def test_a_plan_of_tabular_models() -> None:
 def test_a_greedy_plan_has_no_beams() -> None:
     target = TabularModel.random(8, seed=5, order=2)
     found = plan(Engine(target, [resembling(target, 8)]), [[1, 2]], SamplingParams(temperature=0), 0.1, 10)
-    assert [one.method.name for one in found.choices] == ["speculative", "mcsd"]
+    assert [one.method.name for one in found.choices] == ["speculative", "mcsd", "lookup"]
+
+
+def test_a_plan_without_a_draft() -> None:
+    target = TabularModel.random(8, seed=5, order=2)
+    found = plan(Engine(target), [[1, 2, 1, 2]], None, 0.1, 10)
+    assert [one.method.name for one in found.choices] == ["lookup"]
+    assert "self-spec is left out: there is no skip set; `draftwood tune skip` makes one" in found.notes
+
+
+def test_a_plan_with_what_lies_beside_the_target() -> None:
+    engine = draftwood.load(EMBEDDED / "target", draft=[])
+    found = plan(engine, [engine.tokens("Story: In Corfe")], SamplingParams(temperature=0), 0.2, 8)
+    assert [one.method.name for one in found.choices] == ["eesd", "eagle", "medusa", "self-spec", "lookup"]
 
 
 def test_what_cannot_be_planned() -> None:
     target = TabularModel.random(4, seed=5)
-    with pytest.raises(ConfigurationError, match="nothing to plan"):
-        plan(Engine(target), [[1]], None, 0.1, 8)
     with pytest.raises(RequestError, match="no prompts"):
         plan(Engine(target, [target]), [], None, 0.1, 8)
 
@@ -150,7 +172,7 @@ def test_an_interrupted_plan_keeps_what_was_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine, "generate", stopped)
     found = plan(engine, [[1, 2], [3, 4, 5]], None, 0.001, 12)
     assert found.interrupted and found.prompts >= 1
-    assert [one.method.name for one in found.choices] == ["speculative", "mcsd", "dsbd"]
+    assert [one.method.name for one in found.choices] == ["speculative", "mcsd", "lookup", "dsbd"]
     assert all((one.measured is None) == (found.checked_prompts == 0) for one in found.choices)
     json.dumps(found.as_dict(), allow_nan=False)
 

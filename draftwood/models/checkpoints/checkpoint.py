@@ -72,6 +72,14 @@ def locate(source: str | Path) -> Path:
         ) from error
 
 
+def draft_beside(target: str | Path) -> Path | None:
+    """The directory draft/ next to a target's weights, where it holds a draft: a trained one, or a checkpoint."""
+    place = Path(target).expanduser()
+    directory = (place if place.is_dir() else place.parent) / "draft"
+    there = place.exists() and any((directory / name).is_file() for name in ("draft.safetensors", "config.json"))
+    return directory if there else None
+
+
 def _instead(text: str, path: Path) -> str:
     """A suggestion for a source that is neither a directory, nor a GGUF file, nor a hub id."""
     if not text:

@@ -5,6 +5,7 @@ A set of attention and MLP sublayers is skipped; the remaining ones form a decod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +25,8 @@ from draftwood.models.layers.layer import PartReads, Sublayers
 from draftwood.models.layers.part import Part
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import bytes_of
+
+log = logging.getLogger(__name__)
 
 KIND = "skip"
 
@@ -148,7 +151,11 @@ def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
     decoder = layered(target)
     if skipped is None:
         path = None if decoder.home is None else artifact.companion(decoder.home, KIND)
-        skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers, lenders(decoder))
+        if path and path.is_file():
+            skipped = load(path, decoder)
+        else:
+            skipped = every_other(decoder.n_layers, lenders(decoder))
+            log.warning("every other sublayer is skipped, which drafts badly; `draftwood tune skip` finds a better set")
     return SkippedDecoder(decoder, skipped)
 
 
