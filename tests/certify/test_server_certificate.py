@@ -273,3 +273,8 @@ def test_a_subject_keeps_to_one_host() -> None:
     for address in ("ftp://x", "http://user@x", "x:1"):
         with pytest.raises(ConfigurationError):
             Server(address)
+
+
+def test_streams_that_break_off_are_asked_for_whole() -> None:
+    found = rows(Table(frozenset({"streams break"})), "greedy text", "sampled tokens", "streams")
+    assert found["sampled tokens"].verdict == "PASS" and "break off" in found["streams"].reason

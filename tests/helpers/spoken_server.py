@@ -150,7 +150,7 @@ def handler(table: Table) -> type[BaseHTTPRequestHandler]:
         def send(self, status: int, document: Any, **headers: str) -> None:
             data = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            for name, value in {"Content_Length": str(len(data)), **headers}.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             self.wfile.write(data)
@@ -182,7 +182,9 @@ def handler(table: Table) -> type[BaseHTTPRequestHandler]:
                 return self.send(200, document)
             chunks = [document, {"choices": [], "usage": document["usage"]}]
             lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-            self.send(200, lines.encode())
+            broken = "streams break" in table.wrong
+            self.send(200, lines.encode(), **({"Content_Length": str(len(lines) + 9)} if broken else {}))
+            self.close_connection = broken
 
     return Handler
 

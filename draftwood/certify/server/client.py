@@ -92,6 +92,7 @@ class Server:
         self._lock = threading.Lock()
         self._began = self._next = time.monotonic()
         self.asked = 0  # requests, tries included
+        self.broken_stream = ""  # why streams are not asked for any more, where one broke off
         self._kept: dict[str, Any] = {}
         if self.journal is not None:
             self._kept = {record["key"]: record["answer"] for record in self.journal.recovered()}
@@ -132,8 +133,16 @@ class Server:
                 body |= {"logprobs": True, "top_logprobs": self.top}
         elif self.top:
             body["logprobs"] = self.top
-        sent = json.dumps(body).encode()
-        data = self._sent("POST", "/v1/chat/completions" if self.chat else "/v1/completions", sent)
+        path = "/v1/chat/completions" if self.chat else "/v1/completions"
+        if self.broken_stream:
+            body.pop("stream", None)
+        try:
+            data = self._sent("POST", path, json.dumps(body).encode())
+        except Gone as gone:
+            if not body.pop("stream", False):
+                raise
+            data = self._sent("POST", path, json.dumps(body).encode())
+            self.broken_stream = str(gone)
         try:
             return _streamed(data) if body.get("stream") else _whole(_document(data))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -155,8 +164,11 @@ class Server:
                 connection.request(method, self._base + path, body, headers)
                 answer = connection.getresponse()
                 data = answer.read(MAX_ANSWER_BYTES + 1)
+                if answer.length and len(data) <= MAX_ANSWER_BYTES:
+                    raise http.client.IncompleteRead(data, answer.length)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                self.close()  # others that are idle may be stale, too
                 reason = str(error) or type(error).__name__
                 continue
             if len(data) > MAX_ANSWER_BYTES:

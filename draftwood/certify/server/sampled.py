@@ -15,6 +15,7 @@ from draftwood.certify.server.subject import Subject
 
 PROMPTS = 6  # that are sampled from in turn, so that contexts come again
 LENGTHS = (8, 8, 8, 3, 8, 8, 5, 1, 8, 8, 2, 8, 7, 8, 4, 6)  # tokens of requests in turn
+STREAMS = 3  # at once, of which none should break the others off
 KEPT = 24  # plain answers that are kept for other checks
 MIN_TOKENS = 50  # with a law that leaves a choice, or the check says nothing
 NO_DOUBT = 3.0  # of the logarithm of the evidence against a law that tokens are said to follow
@@ -79,8 +80,9 @@ def law_check(subject: Subject, check: LawCheck, number: int, advance: Advance) 
 def _streams_tokens(subject: Subject) -> bool:
     """Whether streamed answers have log-probabilities, too, whose chunks say what came out of one round."""
     request = subject.greedy(subject.prompts[0], 4)
-    whole, streamed = (subject.server.ask([one])[0][0] for one in (request, {**request, "stream": True}))
-    return len(streamed.tokens) == len(whole.tokens)
+    whole = subject.server.ask([request])[0][0]
+    streams = subject.server.ask([{**request, "stream": True, "tag": f"stream {i}"} for i in range(STREAMS)])
+    return all(len(one.tokens) == len(whole.tokens) for one, *_ in streams)
 
 
 def bet(subject: Subject, evidence: Evidence, asked: Asked, prompt: str, answer: Answer, place: int) -> None:
