@@ -216,6 +216,8 @@ def test_claims() -> None:
     assert penalised == pytest.approx({"b": 0.3 / 0.45413, "c": 0.1 / 0.45413, "a": 0.05413 / 0.45413}, rel=1e-3)
     assert law_of(Asked(bias={"c": np.log(4)}))["c"] == pytest.approx(0.4 / 1.15)
     assert claimed(TOP, 4, Asked(top_p=0.7001), "", ()) is None  # rounding may decide
+    ends = claimed({**TOP, "</s>": np.log(0.05), "": np.log(0.05)}, 6, Asked(), "", ())
+    assert ends is not None and ends[0].p[0] == pytest.approx(0.4 / 0.9) and "" not in ends[0].names
     assert claimed({"a": 0.0}, 1, Asked(temperature=2), "", ()) is None  # no choice
 
 

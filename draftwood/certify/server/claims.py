@@ -7,6 +7,7 @@ biases change it by factors that are known, and the unknown sum over all tokens 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from draftwood.certify.server.evidence import Law
 
 REST = "\0the rest"  # the outcome "a token that is not among those reported"
+SPECIAL = re.compile(r"(<[^\s<>]*>)?")  # spellings of tokens that have no text; not all servers report one that ends it
 MIN_REST = 1e-6  # its probability at least: sums of what is reported are rounded
 MARGIN = 0.02  # relative; a truncation that is nearer to its bound than this may fall on either side, by rounding
 MIN_CHOICE = 1e-4  # of the second outcome; a law that leaves no choice says nothing
@@ -71,7 +73,8 @@ def claimed(
     """(law, whether it is that of all tokens); None where what was reported does not tell it.
 
     `top` are log-probabilities of the model before all that was `asked`, of `count` tokens; `before` are the tokens
-    that the answer has before this one. A law that is not of all tokens is one given that the token is among its names.
+    that the answer has before this one. A law that is not of all tokens is one given that the token is among its names;
+    every law is one given that the token is not SPECIAL.
     """
     best = most_probable(top, count)
     names = [name for name, _ in best]
@@ -94,8 +97,10 @@ def claimed(
 
 
 def _law(names: Sequence[str], logs: Any, whole: bool) -> tuple[Law, bool] | None:
-    if len(names) < 2:
+    ordinary = [i for i, name in enumerate(names) if not SPECIAL.fullmatch(name)]
+    if len(ordinary) < 2:
         return None
+    names, logs = [names[i] for i in ordinary], logs[ordinary]
     p = np.exp(logs - logs.max())
     p = np.maximum(p / p.sum(), 1e-12)
     p /= p.sum()

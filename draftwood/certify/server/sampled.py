@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.certify.checks import Advance, Check
-from draftwood.certify.server.claims import REST, Asked
+from draftwood.certify.server.claims import REST, SPECIAL, Asked
 from draftwood.certify.server.client import Answer, Gone, NotAsked
 from draftwood.certify.server.evidence import POWER, Evidence, TwoSamples
 from draftwood.certify.server.greedy import spelled
@@ -92,6 +92,8 @@ def bet(subject: Subject, evidence: Evidence, asked: Asked, prompt: str, answer:
         return
     law, whole = found
     token = answer.tokens[place]
+    if SPECIAL.fullmatch(token):
+        return
     if token not in law.names:
         if not whole:
             return

@@ -1,0 +1,30 @@
+"""Servers side by side: every load and server has a row, from tokens that the servers count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spoken_server import Table, speaking
+
+from benchmarks import http_peers
+from draftwood.errors import ConfigurationError
+
+
+def test_servers_are_measured_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "peers.json"
+    with speaking(Table()) as one, speaking(Table()) as other:
+        http_peers.main(out, [f"one={one}", f"other={other}/v1"], repeats=2, requests=2, tokens=3)
+    rows = json.loads(out.read_text("utf-8"))["tables"]["peers"]
+    assert [(row["clients"], row["server"]) for row in rows] == [
+        (n, name) for n in (1, 4, 16) for name in ("one", "other")
+    ]
+    assert all(row["tokens_per_second"]["value"] > 0 and row["first_p99_ms"]["value"] > 0 for row in rows)
+    assert capsys.readouterr().out.count("tokens/s") == 6
+
+
+def test_quantiles_and_bad_names(tmp_path: Path) -> None:
+    assert http_peers.quantile([3.0, 1.0, 2.0], 0.5) == 2.0 and http_peers.quantile([1.0], 0.99) == 1.0
+    with pytest.raises(ConfigurationError, match="name each server once"):
+        http_peers.main(tmp_path / "x.json", ["http://localhost:1"])
