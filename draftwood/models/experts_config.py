@@ -34,6 +34,7 @@ class ExpertsConfig:
     scale: float = 1.0
     router_bias: bool = False
     selection_bias: bool = False
+    gated: bool = True  # experts are down(act(gate(x)) * up(x)), else down(act(up(x)))
     bias: bool = False  # of the experts' matrices
     shared_size: int = 0  # hidden units of the shared expert; 0: there is none
     shared_gate: bool = False
@@ -43,4 +44,4 @@ class ExpertsConfig:
     @property
     def is_rare(self) -> bool:
         """True if older native libraries do not know how experts are chosen."""
-        return bool(self.jitter) or (self.groups > 1 and self.group_top != 2)
+        return not self.gated or bool(self.jitter) or (self.groups > 1 and self.group_top != 2)

@@ -70,7 +70,7 @@ typedef struct {
   float scale /* of weights */, limit /* of what gates and ups are cut to, and 1 is added to ups; 0: none */;
   const void* router;          /* matrix of [count + shared_gate] outputs */
   const float* selection_bias; /* [count], or null */
-  const void *const *up, *const *down; /* [count + shared] matrices */
+  const void *const *up, *const *down; /* [count + shared] matrices; up: gates and ups, or ups as many as down reads */
   /* Beside an MLP, which is the shared expert: the part's norm is that of its rows. */
   const float* router_norm; /* [width] of the router's rows, or null: all read the rows that the part's norm makes */
   const float *own_norm /* of the experts' rows */, *own_post_norm /* of their sum */, *shared_post_norm /* of what the MLP makes */;

@@ -216,7 +216,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   f.each(crew, pairs, [&](int64_t p) {
     const int64_t i = expert_of(p), first = m.start[i];
     const Matrix& down = matrix(e.down[i]);
-    float *gate = m.up + p * m.wide_up, *tmp = f.own(crew), *up = gate + down.k;
+    float *gate = m.up + p * m.wide_up, *tmp = f.own(crew), *up = matrix(e.up[i]).n > down.k ? gate + down.k : nullptr;
     for (int64_t d = 0; e.limit && i < e.count && d < down.k; d++) {
       gate[d] = std::min(gate[d], e.limit);
       up[d] = std::min(std::max(up[d], -e.limit), e.limit) + 1;

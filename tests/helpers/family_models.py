@@ -376,6 +376,10 @@ HYBRIDS["nemotron_h"] = (
         **{"ssm_state_size": 8, "n_groups": 2, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
     },
 )
+HYBRIDS["mamba2"] = (
+    "mamba2",
+    {**IDS, "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "num_hidden_layers": 3},
+)
 DELTA_MIXTURE: dict[str, Any] = {
     **{**SHAPE, **DELTA, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "shared_expert_intermediate_size": 16,
@@ -384,6 +388,14 @@ HYBRID_MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text", DELTA_MIXTURE),
     "qwen3_next": ("qwen3_next", DELTA_MIXTURE),
     "qwen3_next_dense": ("qwen3_next", {**DELTA_MIXTURE, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    "nemotron_h_experts": (
+        "nemotron_h",
+        {
+            **{**HYBRIDS["nemotron_h"][1], "layers_block_type": ["mamba", "moe", "attention", "moe"]},
+            **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            **{"moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5},
+        },
+    ),
     "granite_hybrid_experts": ("granitemoehybrid", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
 }
 ALL = {**VARIANTS, **HYBRIDS, **HYBRID_MIXTURES}

@@ -210,7 +210,7 @@ class Program:
         experts = [*part.experts, *([] if part.shared is None else [part.shared])]
         ups, downs = (
             (c_void_p * len(experts))(*(self._matrix(getattr(expert, name)) for expert in experts))
-            for name in ("gate_up", "down")
+            for name in ("first", "down")
         )
         made = MixtureShape(
             *(e.count, e.chosen, e.scoring == "sigmoid", e.normalised, e.groups, e.chosen_groups),
@@ -285,6 +285,7 @@ class Program:
             batch.kept[layer] = torch.empty(wanted_count, config.hidden_size)
         after, kept = array("i", states), data_pointers([batch.kept[layer] for layer in states])
         at, row, some = _start(table), 4 * count, 4 * len(segments)
+        plane_type = PLANE_TYPES[cache.layout[0][2]] if cache.layout else 0
         base = at + 4 * row
         call = _CALL.pack(
             *(count, len(segments), cache.slots, min(self.context, rotary.reach)),
@@ -293,7 +294,7 @@ class Program:
             *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, wanted_count, first, place),
             *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
-            *(len(states), _start(after), _start(kept), torch.get_num_threads(), PLANE_TYPES[cache.layout[0][2]]),
+            *(len(states), _start(after), _start(kept), torch.get_num_threads(), plane_type),
             0 if beside is None else beside.data_ptr(),
         )
         if isinstance(cache.states, RecurrentStates):

@@ -20,24 +20,38 @@ SLOPE = 1.702  # of gpt-oss's gates
 
 
 class Expert(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)), or without gates down(act(up(x)))."""
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = False, limit: float | None = None) -> None:
+    def __init__(self, config: DecoderConfig, inner: int, bias: bool = False, limit: float | None = None) -> None:
         super().__init__()
-        self.gate_up = Linear(width, 2 * inner, bias)
+        assert config.experts is not None
+        width, self.gated = config.hidden_size, config.experts.gated
+        if self.gated:
+            self.gate_up = Linear(width, 2 * inner, bias)
+        else:
+            self.up = Linear(width, inner, bias)
         self.down = Linear(inner, width, bias)
-        self.activation, self.limit = ACTIVATIONS[activation], limit
+        self.activation, self.limit = ACTIVATIONS[config.hidden_act], limit
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [1, N, D] -> [1, N, D]."""
+        made: Tensor
+        if not self.gated:
+            made = self.down(activate(self.activation, self.up(x)))
+            return made
         gate, up = self.gate_up(x).chunk(2, -1)
         if self.limit is None:
             inner = activate(self.activation, gate) * up
         else:
             gate = gate.clamp(max=self.limit)
             inner = gate * sigmoid(SLOPE * gate) * (up.clamp(-self.limit, self.limit) + 1)
-        made: Tensor = self.down(inner)
+        made = self.down(inner)
         return made
+
+    @property
+    def first(self) -> nn.Module:
+        """The first product."""
+        return self.gate_up if self.gated else self.up
 
 
 class Experts(Part):
@@ -46,12 +60,12 @@ class Experts(Part):
     def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__(config, parallel)
         assert config.experts is not None
-        e, width, act = config.experts, config.hidden_size, config.hidden_act
+        e, width = config.experts, config.hidden_size
         self.how: ExpertsConfig = e
         self.router = ExactLinear(width, e.count, e.router_bias)
         self.selection_bias = nn.Parameter(torch.zeros(e.count)) if e.selection_bias else None
-        self.experts = nn.ModuleList(Expert(width, e.intermediate_size, act, e.bias, e.limit) for _ in range(e.count))
-        self.shared = Expert(width, e.shared_size, act) if e.shared_size else None
+        self.experts = nn.ModuleList(Expert(config, e.intermediate_size, e.bias, e.limit) for _ in range(e.count))
+        self.shared = Expert(config, e.shared_size) if e.shared_size else None
         self.shared_gate = ExactLinear(width, 1, bias=False) if e.shared_gate else None
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families.experts import experts_of, sparse_layers
+from draftwood.models.checkpoints.families.experts import experts_of, grouped_experts, sparse_layers
 from draftwood.models.checkpoints.families.family import attention_bias, llama_like, renamed, shape_of
 from draftwood.models.decoder_config import DecoderConfig, per_layer
 from draftwood.models.experts_config import ExpertsConfig
@@ -270,16 +270,17 @@ NEMOTRON_LAYERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "
 
 
 def nemotron_h(raw: Raw) -> DecoderConfig:
-    """Nemotron-H, whose layers are Mamba-2, attention without positions, or a feed-forward."""
+    """Nemotron-H, whose layers are Mamba-2, attention without positions, a feed-forward or experts without gates."""
     types = renamed(raw, layer_types="layers_block_type").get("layers_block_type")
     if types is None and isinstance(raw.get("hybrid_override_pattern"), str):
         types = [NEMOTRON_LAYERS.get(mark, mark) for mark in raw["hybrid_override_pattern"]]
     kinds = {"mamba": "linear_attention", "attention": "full_attention"}
-    types = [kinds.get(str(kind), str(kind)) for kind in types] if isinstance(types, list) else ["moe"]
-    unknown = next((kind for kind in types if kind not in ("linear_attention", "full_attention", "mlp")), None)
+    types = types or ["linear_attention", "moe", "full_attention", "mlp"]
+    types = [kinds.get(str(kind), str(kind)) for kind in types] if isinstance(types, list) else [short_repr(types)]
+    unknown = next((kind for kind in types if kind not in NEMOTRON_LAYERS.values()), None)
     if unknown is not None:
         raise ModelError(
-            f"layers of type {short_repr(unknown)} are not supported; only linear_attention, full_attention and mlp"
+            f"layers of type {short_repr(unknown)} are not supported; only {', '.join(NEMOTRON_LAYERS.values())}"
         )
     shape = shape_of({**raw, "num_hidden_layers": len(types)}, 131072, 4096, 21504, len(types), 32, 8, 128)
     keys.only(raw, "sliding_window")
@@ -303,7 +304,9 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
         norm_groups=groups,
         step_limit=(least, float("inf")),
     )
-    eps = keys.positive_number(raw, "layer_norm_epsilon", 1e-5)
+    eps, experts = keys.positive_number(raw, "layer_norm_epsilon", 1e-5), None
+    if "moe" in types:
+        experts = _nemotron_experts(raw)
     act = keys.activation(raw, "mlp_hidden_act", "relu2")
     return DecoderConfig(
         **llama_like({**raw, "rms_norm_eps": eps, "hidden_act": act}, shape, 4096) | {"rotary_dim": 0},
@@ -312,6 +315,55 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
         layers=per_layer(
             attends=[kind == "full_attention" for kind in types],
             recurrent=[mamba if kind == "linear_attention" else None for kind in types],
-            feeds=[kind == "mlp" for kind in types],
+            feeds=[kind in ("mlp", "moe") for kind in types],
+            experts=[experts if kind == "moe" else None for kind in types],
         ),
     )
+
+
+def _nemotron_experts(raw: Raw) -> ExpertsConfig:
+    keys.only(raw, "moe_latent_size")
+    known = experts_of({**raw, "num_experts": raw.get("n_routed_experts")}, 8, 2, 7688)
+    shared = _whole(raw, "moe_shared_expert_intermediate_size", 7688)
+    return replace(grouped_experts(raw, known, "sigmoid"), gated=False, shared_size=shared)
+
+
+def mamba2(raw: Raw) -> DecoderConfig:
+    """Mamba-2 alone, whose texts may have any length; as in llama.cpp they have at most 2 ** 20 tokens."""
+    keys.only(raw, "hidden_act", "silu")
+    hidden, heads, dim, groups = (
+        _whole(raw, key, usual)
+        for key, usual in (("hidden_size", 4096), ("num_heads", 128), ("head_dim", 64), ("n_groups", 8))
+    )
+    if _whole(raw, "expand", 2) * hidden != heads * dim:
+        raise ModelError(f"num_heads {heads} times head_dim {dim} must be expand times hidden_size {hidden}")
+    _divided("num_heads", heads, "n_groups", groups)
+    bias = keys.flag(raw, "use_bias", False)
+    return DecoderConfig(
+        **_sizes(raw, hidden),
+        max_position_embeddings=keys.positive_int(raw, "max_position_embeddings", 1 << 20),
+        rms_norm_eps=keys.positive_number(raw, "layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=keys.flag(raw, "tie_word_embeddings", False),
+        rotary_dim=0,
+        recurrent=RecurrentConfig(
+            SSM,
+            _whole(raw, "conv_kernel", 4),
+            groups,
+            _whole(raw, "state_size", 128),
+            heads,
+            dim,
+            conv_bias=keys.flag(raw, "use_conv_bias", True),
+            bias=bias,
+            out_bias=bias,
+            norm_groups=groups,
+            step_limit=_step_limit(raw),
+        ),
+        attends=False,
+        feeds=False,
+    )
+
+
+def _sizes(raw: Raw, hidden: int) -> Raw:
+    """Sizes of a model without attention and feed-forwards."""
+    sizes = {**{key: raw.get(key) for key in ("vocab_size", "num_hidden_layers")}, "hidden_size": hidden}
+    return shape_of({**sizes, "num_attention_heads": 1, "head_dim": 2}, 32768, hidden, 1, 64, 1, 1, None)

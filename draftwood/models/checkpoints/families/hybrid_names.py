@@ -66,7 +66,7 @@ FALCON_H1: Names = {
     "layers.{i}.feed.norm": (f"{_LAYER}.pre_ff_layernorm.weight",),
 }
 
-_BLOCK = "backbone.layers.{i}"
+_BLOCK, _HALVES = "backbone.layers.{i}", ("up", "down")
 NEMOTRON_H: Names = {
     **{
         parameter: tuple(name.replace("model.layers.{i}.mamba", f"{_BLOCK}.mixer") for name in names)
@@ -81,4 +81,12 @@ NEMOTRON_H: Names = {
     **both("layers.{i}.mixer.o", f"{_BLOCK}.mixer.o_proj"),
     **both("layers.{i}.feed.up", f"{_BLOCK}.mixer.up_proj"),
     **both("layers.{i}.feed.down", f"{_BLOCK}.mixer.down_proj"),
+    "layers.{i}.feed.router.weight": (f"{_BLOCK}.mixer.gate.weight",),
+    "layers.{i}.feed.selection_bias": (f"{_BLOCK}.mixer.gate.e_score_correction_bias",),
+    **{
+        f"layers.{{i}}.feed.experts.{{e}}.{x}.weight": (f"{_BLOCK}.mixer.experts.{{e}}.{x}_proj.weight",)
+        for x in _HALVES
+    },
+    **{f"layers.{{i}}.feed.shared.{x}.weight": (f"{_BLOCK}.mixer.shared_experts.{x}_proj.weight",) for x in _HALVES},
 }
+MAMBA_2 = NEMOTRON_H  # some of whose layers are its
