@@ -7,17 +7,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib import error, request
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, ModelOptions, seed
+from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, ModelOptions, SamplingOptions, seed
 from draftwood.cli.options import flag
 from draftwood.cli.running import hidden, interruptible
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
-from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, origins, summary, visible
+from draftwood.explain.terminal import (
+    SEPARATOR,
+    Painter,
+    colourful,
+    flow,
+    method_label,
+    option_text,
+    origins,
+    summary,
+    visible,
+)
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.safe_parsing import parse_json
 
@@ -81,6 +92,9 @@ class ChatPartner(Protocol):
     def stats(self) -> str:
         """Statistics of the last reply."""
 
+    def banner(self, method: Method | None) -> str:
+        """Who replies, and how."""
+
 
 @dataclass(slots=True)
 class LocalPartner(ChatPartner):
@@ -114,6 +128,12 @@ class LocalPartner(ChatPartner):
 
     def stats(self) -> str:
         return flow([*summary(self.last), *origins(self.engine.names)], sys.stdout) if self.last else NO_REPLY
+
+    def banner(self, method: Method | None) -> str:
+        names = self.engine.names
+        drafts = "".join(f", drafts by {Path(name).name}" for name in names.get("draft", ()))
+        label = method_label((method or self.engine.default_method).as_dict())
+        return SEPARATOR.join([Path(str(names["target"])).name + drafts, *origins(names)[:1], label])
 
 
 @dataclass(slots=True)
@@ -180,6 +200,9 @@ class ServerPartner(ChatPartner):
     def stats(self) -> str:
         return json.dumps(self.last, indent=1) if self.last else NO_REPLY
 
+    def banner(self, method: Method | None) -> str:
+        return self.url if method is None else f"{self.url}{SEPARATOR}{method_label(method.as_dict())}"
+
 
 def _events(answer: Any) -> Iterator[dict[str, Any]]:
     """The JSON objects of server-sent events; raises RequestError where one is an error."""
@@ -207,7 +230,7 @@ def chat(
     models: ModelOptions,
     decoding: MethodOptions,
     seed: int = seed("The same seed and messages give the same conversation."),
-    sampling: SamplingParams,
+    sampling: SamplingOptions,
     output: ColorOptions,
 ) -> None:
     """Chat with a model.
@@ -218,14 +241,21 @@ def chat(
     """
     hidden("--api-key")
     method = decoding.chosen(models.drafts, sampling)
-    settings = ChatSettings(**sampling.model_dump(), seed=seed, max_new_tokens=limits.max_new_tokens)
-    talk = Chat(settings, limits, method)
     partner: ChatPartner
-    partner = LocalPartner(models.load(method), output.color) if url is None else ServerPartner(url, api_key)
+    if url is None:
+        partner = LocalPartner(models.load(method), output.color)
+        params, told = sampling.completed(partner.engine.generation_config, method)
+    else:
+        partner = ServerPartner(url, api_key)
+        params, told = sampling.completed({}, method)
+    settings = ChatSettings(**params.model_dump(), seed=seed, max_new_tokens=limits.max_new_tokens)
+    talk = Chat(settings, limits, method)
     if method is not None:
         partner.check(method)
     begin(talk, system)
     asks = sys.stdin.isatty()
+    if asks:
+        print(flow([partner.banner(method), *filter(None, [told]), "/help lists commands, /quit ends"], sys.stdout))
     failed = False
     for line in lines(asks):
         try:

@@ -15,6 +15,7 @@ from draftwood.cli.groups import (
     MethodOptions,
     ModelOptions,
     OutputOptions,
+    SamplingOptions,
     StructuredOptions,
     about,
     seed,
@@ -36,7 +37,6 @@ from draftwood.explain.terminal import (
     terminal_width,
     visible,
 )
-from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import Engine, StreamEvent
@@ -51,7 +51,7 @@ def generate(
     models: ModelOptions,
     decoding: MethodOptions,
     seed: int = seed(),
-    sampling: SamplingParams,
+    sampling: SamplingOptions,
     top_logprobs: int = flag(0, "With --json: the N most probable tokens at each position.", panel=OUTPUT, ge=0),
     output: OutputOptions,
 ) -> None:
@@ -71,12 +71,13 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
     method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
     engine = models.load(method)
+    params, told = sampling.completed(engine.generation_config, method)
     warn_if_foreign(engine, conversation)
     with interruptible() as wanted:
         events = engine.stream(
             conversation,
             method=method,
-            sampling=sampling,
+            sampling=params,
             seed=seed,
             top_logprobs=top_logprobs,
             structured=structured,
@@ -88,12 +89,14 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
             assert result is not None  # the last event carries it
             print(as_json({**about(engine), **result.as_dict()}))
         else:
-            result = _show(engine, engine.tokens(conversation), events, output.color)
+            result = _show(engine, engine.tokens(conversation), events, output.color, told)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 
 
-def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
+def _show(
+    engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, told: str
+) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
@@ -110,9 +113,8 @@ def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], colo
         print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
     for line in beams(result, terminal_width()):
         print(line, file=sys.stderr)
-    print(
-        flow([*summary(result), *compiled(engine.compile_seconds), *origins(engine.names)], sys.stderr), file=sys.stderr
-    )
+    parts = [*summary(result), *filter(None, [told]), *compiled(engine.compile_seconds), *origins(engine.names)]
+    print(flow(parts, sys.stderr), file=sys.stderr)
     return result
 
 
@@ -124,7 +126,7 @@ def explain(
     models: ModelOptions,
     decoding: MethodOptions,
     seed: int = seed(),
-    sampling: SamplingParams,
+    sampling: SamplingOptions,
     html: Path | None = flag(None, "Print the answer, and write an offline page of its rounds.", "FILE", panel=OUTPUT),
     output: ColorOptions,
 ) -> None:
@@ -138,9 +140,10 @@ def explain(
     structured = structure.chosen()
     check_writable(html, "--html")
     engine = models.load(method)
+    params, _ = sampling.completed(engine.generation_config, method)
     warn_if_foreign(engine, conversation)
     explanation = engine.explain(
-        conversation, method=method, sampling=sampling, seed=seed, structured=structured, **limits.model_dump()
+        conversation, method=method, sampling=params, seed=seed, structured=structured, **limits.model_dump()
     )
     if html is None:
         for line in explanation.lines(terminal_width(), colourful(sys.stdout, output.color)):

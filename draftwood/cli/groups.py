@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.sampling.params import RuntimeParams, SamplingParams, Structured
 from draftwood.util.safe_parsing import read_text
+from draftwood.util.type_names import DTYPE_ALIASES, QUANTIZE_ALIASES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +29,12 @@ if TYPE_CHECKING:
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
 STRUCTURED = "Structured output"
-DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+DType = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "float64"],
+    BeforeValidator(lambda name: DTYPE_ALIASES.get(name, name)),
+]
+Quantised = BeforeValidator(lambda name: QUANTIZE_ALIASES.get(name, name))
+USUAL = {"temperature": 0.7, "top_p": 0.95}  # of people's requests to models that recommend nothing
 OF_EVERY_METHOD = "Set an option of every method that has it, or of one as METHOD.KEY=VALUE. Repeatable."
 
 
@@ -44,7 +51,9 @@ class _Models(OptionGroup):
         "MODEL",
     )
     dtype: DType = flag(
-        "auto", "Weights and arithmetic: float32, bfloat16, float16, float64, or auto, the checkpoint's type.", "TYPE"
+        "auto",
+        "Weights and arithmetic: float32, bfloat16 (bf16), float16, float64, or auto, the checkpoint's type.",
+        "TYPE",
     )
     device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
     tensor_parallel: int = flag(1, "Processes that share the target; under torchrun as many as it starts.", ge=1)
@@ -53,10 +62,12 @@ class _Models(OptionGroup):
     backend: Literal["auto", "native", "pytorch"] = flag(
         "auto", "CPU kernels: native (package draftwood-native), pytorch, or auto: native where it is installed."
     )
-    quantize: Literal["int8", "int4"] | None = flag(
-        None, "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.", "KIND"
+    quantize: Annotated[Literal["int8", "int4"], Quantised] | None = flag(
+        None,
+        "int8 (q8): a quarter of float32's bytes, int4 (q4): a sixth. Faster on CPUs; answers change slightly.",
+        "KIND",
     )
-    draft_quantize: Literal["int8", "int4", "none"] | None = flag(
+    draft_quantize: Annotated[Literal["int8", "int4", "none"], Quantised] | None = flag(
         None, "Draft models and heads: int8, int4 or none. Default: as the target.", "KIND"
     )
     calibration: Path | None = flag(
@@ -166,6 +177,36 @@ class MethodOptions(OptionGroup):
         if sampling is not None:
             method.check(sampling)
         return method
+
+
+class SamplingOptions(SamplingParams):
+    """How tokens are drawn where a person asks: what is not set is as the model's makers say, else as `USUAL` does."""
+
+    keeps_unset: ClassVar[bool] = True  # for options.py: what was not given is not set
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = flag(
+        1.0, "0: greedy; 1: the model's own distribution.", usual="the checkpoint's, else 0.7"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = flag(
+        1.0, "Keep the most probable tokens of this total probability; 1: all.", usual="the checkpoint's, else 0.95"
+    )
+
+    def completed(self, recommended: Mapping[str, Any], method: Method | None = None) -> tuple[SamplingParams, str]:
+        """All parameters, and a word on those that nobody set; for a method that draws nothing those that were set."""
+        given = self.model_dump(exclude_unset=True)
+        unset: dict[str, Any] = {name: value for name, value in (recommended or USUAL).items() if name not in given}
+        if given.get("temperature") == 0:  # nothing is drawn
+            unset = {name: value for name, value in unset.items() if name == "repetition_penalty"}
+        params = SamplingParams(**given, **unset)
+        try:
+            if method is not None:
+                method.check(params)
+        except ConfigurationError:
+            return SamplingParams(**given), ""
+        neutral = SamplingParams()
+        told = [f"{name} {value:g}" for name, value in unset.items() if value != getattr(neutral, name)]
+        source = "by the checkpoint's generation_config" if recommended else "by default"
+        return params, f"{', '.join(told)} {source}" if told else ""
 
 
 class PromptOptions(OptionGroup):

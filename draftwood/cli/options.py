@@ -158,6 +158,8 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     given: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         value = values.get(name)
+        if getattr(kind, "keeps_unset", False) and _is_default(context, name):
+            continue
         if get_origin(field.annotation) is dict:
             value = config.assignments(value or (), _option(name, field))
         if value is not None or field.is_required():
@@ -181,6 +183,10 @@ def _option(name: str, field: FieldInfo) -> str:
 def variable(option: str) -> str:
     """The environment variable of an option: DRAFTWOOD_TOP_K of --top-k."""
     return "DRAFTWOOD_" + option.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+
+
+def _is_default(context: Any, name: str) -> bool:
+    return getattr(context.get_parameter_source(name), "name", "") == "DEFAULT"
 
 
 def origin(context: Any, name: str) -> str:

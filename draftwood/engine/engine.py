@@ -65,8 +65,12 @@ class Engine:
         max_queued: int | None = None,
         reuse_prefixes: bool = True,
         load_aware: bool = False,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """See `draftwood.sampling.params.RuntimeParams` for the last five."""
+        """See `draftwood.sampling.params.RuntimeParams` for the five before the last.
+
+        `generation_config` is what the target's makers recommend for `sampling`; requests do not follow it unasked.
+        """
         runtime = config.parse(
             RuntimeParams,
             {
@@ -82,7 +86,7 @@ class Engine:
             raise ConfigurationError(f"engine: names are {short_repr(names)}, but must be a mapping of what was loaded")
         self.target = target
         self.drafts = list(drafts)
-        self.names = dict(names or {})
+        self.names, self.generation_config = dict(names or {}), dict(generation_config or {})
         budget = MemoryBudget(runtime.kv_cache_bytes or free_bytes(target.device) // 2)
         self.scheduler = Scheduler(
             PrefixCache(runtime.reuse_prefixes),

@@ -22,6 +22,7 @@ from draftwood.models import int4
 from draftwood.models.backend.matrix import NOT_QUANTISED, QUANTISATIONS, holder
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
+from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, foreign_heads, medusa, pruned
@@ -30,6 +31,7 @@ from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.models.text.vocabulary_map import VocabularyMap
 from draftwood.util.safe_parsing import short_repr
+from draftwood.util.type_names import DTYPE_ALIASES, QUANTIZE_ALIASES
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 
@@ -72,6 +74,9 @@ def load(
     exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model object, run
     through transformers (extra hf), whose fast tokenizers are taken too.
 
+    `engine.generation_config` is how the target's makers draw tokens, where its checkpoint says so; give it as
+    `sampling` to follow it.
+
     `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in. A GGUF file (extra gguf) is
     computed in its own bits, on a CPU with the native backend; else its quantised weights become bfloat16. What a CPU
     has no kernels for, such as float16, it computes in float32, exactly. On a CPU `quantize` holds weights in fewer
@@ -105,6 +110,8 @@ def load(
     With `load_aware` depth=auto follows the load where that changes a sampled text under its seed, too.
     """
     place = _place(device)
+    dtype, draft_dtype = DTYPE_ALIASES.get(str(dtype), dtype), DTYPE_ALIASES.get(str(draft_dtype), draft_dtype)
+    quantize, draft_quantize = (QUANTIZE_ALIASES.get(str(one), one) for one in (quantize, draft_quantize))
     if target is None:
         target = EMBEDDED / "target"
         draft = EMBEDDED / "draft" if draft is None else draft
@@ -173,7 +180,9 @@ def load(
     for key, origins in (("grown", grown), ("dequantised", widened)):
         names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
-    return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
+    runtime = kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware
+    recommended = {} if home is None else sampling_defaults(home)
+    return Engine(model, drafts, words, end, names, *runtime, recommended)
 
 
 def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSource] | None) -> tuple[list[Any], bool]:

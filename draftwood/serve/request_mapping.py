@@ -90,7 +90,7 @@ def plan_request(
     seed = secrets.randbelow(1 << 31) if body.seed is None else body.seed
     options: dict[str, Any] = {
         "method": method,
-        "sampling": sampling_fields(body),
+        "sampling": ({} if beams else service.sampling_defaults) | sampling_fields(body),
         "max_new_tokens": requested or max_tokens or service.engine.target.context,
         "min_new_tokens": body.min_tokens or 0,
         "stop": body.stop or (),

@@ -88,6 +88,7 @@ class Service(Front):
         if front is not None:
             self.draining = front.draining
         self.method: Method = engine.method(method)
+        self.sampling_defaults = engine.generation_config if settings.generation_config == "auto" else {}
         target = str(engine.names.get("target", "model"))
         self.name = settings.served_model_name or (Path(target).name if Path(target).exists() else target)
         self.public = PublicView(engine, self.name, self.method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,9 @@ class ServeSettings(BaseModel):
     api_key_file: Path | None = _option(None, "File of keys, one per line.")
     allowed_host: list[str] = _option([], "Accepted Host header. Repeatable. Default on loopback: localhost.")
     allowed_origin: list[str] = _option([], "Web origin, such as https://a.org, that may send requests. Repeatable.")
+    generation_config: Literal["auto", "none"] = _option(
+        "none", "Sampling of requests that do not say it: auto: as the checkpoint's makers recommend; none: OpenAI's."
+    )
     max_body: int = _option(4 << 20, "Most bytes of a request's body.", ge=1024)
     max_prompt_tokens: int | None = _option(None, "Most tokens of a prompt.", ge=1)
     max_tokens: int | None = _option(None, "Most tokens that a request may generate.", ge=1)

@@ -13,13 +13,26 @@ import pytest
 from conftest import Command, Outcome
 from servers import Running, running
 
-from draftwood import load
-from draftwood.cli.chat import Chat, ChatSettings, ServerPartner
+from draftwood import Method, load
+from draftwood.cli.chat import Chat, ChatSettings, LocalPartner, ServerPartner
 from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 
 METHOD = {"name": "speculative", "gamma": 2}
-FLAGS = ["--method", "speculative", "--set", "gamma=2", "--seed", "3", "--max-new-tokens", "8"]
+FLAGS = [
+    "--method",
+    "speculative",
+    "--set",
+    "gamma=2",
+    "--seed",
+    "3",
+    "--max-new-tokens",
+    "8",
+    "--temperature",
+    "1",
+    "--top-p",
+    "1",
+]
 Say = Callable[..., Outcome]
 
 
@@ -101,6 +114,15 @@ def test_the_key_is_not_on_the_command_line(target: Path) -> None:
 def test_no_server_is_one_sentence(say: Say) -> None:
     shown = say(["hi"], "--url", "http://127.0.0.1:9")
     assert shown.code == 2 and "cannot be reached" in shown.err and shown.err.count("error: ") == 1
+
+
+def test_the_banner_says_who_replies(talker: Path, draft: Path) -> None:
+    engine = load(talker, draft)
+    partner = LocalPartner(engine, None)
+    label = f"{talker.name}, drafts by {draft.name}"
+    assert partner.banner(None).startswith(f"{label} · computed in float32 · speculative")
+    assert partner.banner(Method.parse({"name": "mcsd"})).split(" · ")[2].startswith("mcsd")
+    assert ServerPartner("http://localhost", None).banner(Method.parse("lookup")) == "http://localhost · lookup"
 
 
 def test_a_server_cannot_steer_the_terminal(

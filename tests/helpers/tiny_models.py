@@ -36,5 +36,6 @@ def write(directory: Path, seed: int, extra: Sequence[str] = (), context: int = 
             if "norm" not in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     saving.save(model, directory, eos_token_id=EOS)
+    (directory / "generation_config.json").write_text('{"temperature": 1.0}')
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory

@@ -6,7 +6,7 @@ const SAMPLING = [
   ["temperature", "Temperature", 0.7, { min: 0, max: 5, step: 0.1 }, "0: greedy; 1: the target as it is"],
   ["max_tokens", "Max tokens", 64, { min: 1, step: 1 }, "the text ends here at the latest"],
   ["seed", "Seed", 0, { step: 1 }, "the same seed gives the same text"],
-  ["top_p", "Top-p", 1, { min: 0.01, max: 1, step: 0.01 }, "keep this share of the probability; 1: all"],
+  ["top_p", "Top-p", 0.95, { min: 0.01, max: 1, step: 0.01 }, "keep this share of the probability; 1: all"],
   ["top_k", "Top-k", 0, { min: 0, step: 1 }, "keep the K most probable tokens; 0: all"],
 ];
 let fields = 0;
