@@ -37,6 +37,7 @@ HOME = "draftwood.cli."
 COMMANDS = {  # name -> module:function below HOME, in the order of the help page
     "generate": "generate:generate",
     "compare": "compare:compare",
+    "bench": "bench:bench",
     "explain": "generate:explain",
     "chat": "chat:chat",
     "serve": "serve:serve",

@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
+from torch import nn
+
 from draftwood.core.records import Kind, Round
 from draftwood.engine.batching import BatchFailed, BatchInterrupted, completed, entries
 from draftwood.engine.builder import GenerationBuilder
@@ -20,6 +22,7 @@ from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
 from draftwood.models.memory_budget import MemoryBudget, free_bytes
+from draftwood.models.modules import bytes_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.driver import Driver
 from draftwood.runtime.prefix import PrefixCache
@@ -133,6 +136,13 @@ class Engine:
         """Share of all prompt tokens, of all models, that was not computed since others had begun alike."""
         prefixes = self.scheduler.prefixes
         return prefixes.hits / prefixes.asked if prefixes.asked else 0.0
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of its models' weights, as far as these are draftwood's own."""
+        models = [one for one in (self.target, *self.drafts) if isinstance(one, nn.Module)]
+        parts = {part for model in models for part in model.modules() if part not in models}
+        return sum(bytes_of(part, recurse=False) for part in parts)
 
     @property
     def memory(self) -> dict[str, int]:

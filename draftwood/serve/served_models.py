@@ -18,12 +18,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torch import nn
 
 from draftwood.engine.engine import Engine
 from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError
-from draftwood.models.modules import bytes_of
 from draftwood.serve.errors import RETRY_AFTER, ApiError
 from draftwood.serve.front import Front
 from draftwood.serve.service import Service
@@ -127,7 +125,7 @@ class ServedModels(Front):
             log.error("the model %s cannot be loaded", model.name, exc_info=error)
             raise ApiError(500, f"the model {model.name!r} cannot be loaded; the server's log says why") from None
         assert self.make is not None
-        model.bytes = weight_bytes(engine) or model.bytes
+        model.bytes = engine.weight_bytes or model.bytes
         model.service, model.application, model.last_used = service, self.make(service), time.monotonic()
         await self._make_room(model)  # it may take more than its file
 
@@ -165,13 +163,6 @@ class ServedModels(Front):
         del service
         gc.collect()
         give_back()
-
-
-def weight_bytes(engine: Engine) -> int:
-    """The bytes of an engine's models, as far as these are draftwood's own."""
-    models = [one for one in (engine.target, *engine.drafts) if isinstance(one, nn.Module)]
-    parts = {part for model in models for part in model.modules() if part not in models}
-    return sum(bytes_of(part, recurse=False) for part in parts)
 
 
 class ModelDispatcher:

@@ -20,7 +20,7 @@ from draftwood.runtime.executor import run_layers
 from draftwood.serve.settings import ServeSettings
 
 STORY = "Story: In Corfe there lived a sailor called"
-SHORT = {"max_tokens": 24}
+SHORT = {"max_tokens": 24, "top_p": 1}
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 OURS = "http://127.0.0.1:", "blob:", "file:"

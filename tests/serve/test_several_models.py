@@ -21,7 +21,7 @@ from draftwood import ConfigurationError, Engine, load
 from draftwood.cli.groups import ModelOptions
 from draftwood.cli.served import checkpoint_bytes, served_models
 from draftwood.serve.app import create_models_app
-from draftwood.serve.served_models import ServedModels, weight_bytes
+from draftwood.serve.served_models import ServedModels
 from draftwood.serve.settings import ServeSettings
 
 COMPLETIONS, PROMPT = "/v1/completions", "Story: a fox"
@@ -60,7 +60,7 @@ def several(places: dict[str, str]) -> Iterator[Several]:
     made = served_models(
         [f"{name}={place}" for name, place in places.items()], ModelOptions(kv_cache_bytes=1 << 24), None
     )
-    models = ServedModels(made, ServeSettings(api_key="k"), weight_bytes(load(places["org/three"])) * 7 // 2)
+    models = ServedModels(made, ServeSettings(api_key="k"), load(places["org/three"]).weight_bytes * 7 // 2)
     with listening(create_models_app(models), 0) as url:
         found = Several(models, url)
         yield found
