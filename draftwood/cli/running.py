@@ -18,7 +18,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.util.files import partial_path, replacing
 
 FIRST_LINE_SECONDS, NEXT_LINE_SECONDS = 15, 30  # between lines of progress where there is no terminal
-BAR_DELAY, LINE_DELAY = 1.0, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
+BAR_DELAY, LINE_DELAY = 0.5, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None
 
 @contextmanager
 def waiting() -> Iterator[Callable[[str, float], None]]:
-    """Show what a command is waiting for: on a terminal in a bar after a second, elsewhere in lines after five,
+    """Show what a command is waiting for: on a terminal in a bar after half a second, elsewhere in lines after five,
     then one for each step that begins.
 
     Yields on_progress(step, share): the step that is done now, and the share of it done since the last call.

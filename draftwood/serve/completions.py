@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from draftwood.serve import answers
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece, ReplyFields
-from draftwood.serve.conversation import call_grammar, conversation_of
+from draftwood.serve.conversation import constraints_of, conversation_of
 from draftwood.serve.errors import ApiError, validation_error
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from draftwood.serve.request_mapping import RequestPlan, plan_request, prompts_of
@@ -81,8 +81,8 @@ async def prepared_chat(service: Service, request: Request, body: ChatRequest) -
     if reply.tools or reply.thought:
         form.reply, form.several = reply, body.parallel_tool_calls is not False and body.functions is None
         form.older = body.functions is not None
-    calls = await unless_gone(request.receive, call_grammar(service, body, reply, talk, variables))
-    plan = plan_request(service, body, [talk], variables, calls, form.reply is not None and reply.special)
+    constraints = await unless_gone(request.receive, constraints_of(service, body, reply, talk, variables))
+    plan = plan_request(service, body, [talk], variables, constraints, form.reply is not None and reply.special)
     prompts, form.prompt_scores = await unless_gone(request.receive, prompts_of(service, body, [talk], variables))
     return form, replace(plan, prompts=prompts)
 

@@ -34,15 +34,21 @@ def checked_choice(body: ChatRequest) -> list[str]:
     return []
 
 
-async def call_grammar(
+async def constraints_of(
     service: Service, body: ChatRequest, form: ReplyForm, messages: list[dict[str, Any]], variables: dict[str, Any]
-) -> str | None:
-    """The grammar of the calls that a reply must have, or may have where all tools are strict; None: it is free."""
-    several = body.parallel_tool_calls is not False and body.functions is None
-    if names := checked_choice(body):
+) -> list[dict[str, Any]]:
+    """Constraints on the text: what the request asks for, and the calls that it must have, or may where all are strict.
+
+    Where the prompt has opened a thought, they are on what follows it.
+    """
+    several, names, asked = body.parallel_tool_calls is not False and body.functions is None, checked_choice(body), None
+    found = body.structured
+    if names or found:
         opened = form.thought is not None and form.opened(await service.read(messages, None, variables))
-        return form.grammar(names, several, opened)
-    strict = bool(form.tools) and all(tool.function.strict for tool in body.tools or ())
-    if not strict or not form.free or body.structured:
-        return None
-    return form.grammar([tool.function.name for tool in body.tools or ()], several, free=True)
+        if names:
+            asked = form.grammar(names, several, opened)
+        elif opened and len(found) == 1:
+            found = [form.behind_thought(found[0])]
+    elif form.tools and form.free and all(tool.function.strict for tool in body.tools or ()):
+        asked = form.grammar([tool.function.name for tool in body.tools or ()], several, free=True)
+    return found if asked is None else [*found, {"grammar": asked}]

@@ -57,13 +57,13 @@ def plan_request(
     body: GenerationRequest,
     prompts: Sequence[Prompt],
     variables: Mapping[str, Any] | None = None,
-    calls: str | None = None,
+    constraints: Sequence[Mapping[str, Any]] | None = None,
     special: bool = False,
 ) -> RequestPlan:
     """The generations that answer a request; ApiError where it cannot be carried out, before anything is computed.
 
-    `variables` are for the chat template, `calls` is the grammar of calls that have to be made, if any; `special`
-    tokens have text.
+    `variables` are for the chat template, `constraints` are on the text, if not the body's own; `special` tokens have
+    text.
     """
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options are for streams; set stream, or leave them out", "stream_options")
@@ -103,7 +103,7 @@ def plan_request(
         "allowed_token_ids": body.allowed_token_ids,
         "priority": body.priority or 0,
     }
-    constraints = body.structured + ([] if calls is None else [{"grammar": calls}])
+    constraints = body.structured if constraints is None else constraints
     if len(constraints) > 1:
         raise ApiError(400, "structured output is asked for more than once; give exactly one", "response_format")
     for structured in constraints:

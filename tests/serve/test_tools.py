@@ -132,13 +132,16 @@ def test_thoughts(caller: Running) -> None:
     given: Any = {
         "messages": HI,
         "chat_template_kwargs": {"enable_thinking": True},
-        "guided_regex": "ab</think>\n(c|d)",
+        "guided_grammar": r"start: /ab<\/think>\n(c|d)/",
     }
     message = caller.post(CHAT, **given)["choices"][0]["message"]
     assert message["reasoning_content"] == "ab" and message["content"] in ("c", "d")
     deltas = [chunk["choices"][0]["delta"] for chunk in caller.chunks(CHAT, **given, seed=1)]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "ab"
     assert "".join(delta["content"] for delta in deltas) in ("c", "d")
+    form = {"response_format": {"type": "json_object"}}  # which is for what follows the thought
+    free = caller.post(CHAT, messages=HI, chat_template_kwargs={"enable_thinking": True}, max_tokens=9, seed=1, **form)
+    assert free["choices"][0]["message"]["content"] == "" and free["choices"][0]["message"]["reasoning_content"]
     plain = caller.post(CHAT, messages=HI, guided_regex="ab")["choices"][0]["message"]
     assert plain["content"] == "ab" and "reasoning_content" not in plain
     assert caller.post("/tokenize", messages=HI, reasoning_effort="low")["count"] == len("u:hi|a:low")

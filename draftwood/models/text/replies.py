@@ -156,11 +156,30 @@ class ReplyForm:
             lines += [f"before[suffix={json.dumps(form.open)}]: /(?s:.*)/"]
             lines += [f"TEXT: /(?s:.*)/ & ~/(?s:.*{_pattern(form.open)}.*)/"]
         elif opened and self.thought is not None:
-            lines = [f"start: thought {calls}", f"thought: THOUGHT {self._literal(self.thought[1])} /\\s*/"]
-            if self._special_id(self.thought[1]) is None:
-                lines[1:] = [f"thought: ended /\\s*/\nended[suffix={json.dumps(self.thought[1])}]: THOUGHT"]
-            lines += ["THOUGHT: /(?s:.*)/"]
+            lines = [f"start: thought {calls}", *self._thought_rules()]
         return "\n".join([*lines, f"call: {choices}", *rules])
+
+    def behind_thought(self, structured: Mapping[str, Any]) -> dict[str, Any]:
+        """A constraint as one on what follows a thought that was opened; a grammar stays one on the whole text."""
+        kind, given = next(iter(structured.items()), ("grammar", None))
+        if kind == "grammar" or not given or len(structured) > 1:  # or what is refused
+            return dict(structured)
+        if kind == "regex":
+            answer = "/" + re.sub(r"(?<!\\)/", r"\\/", given).replace("\n", "\\n") + "/"
+        elif kind == "choice":
+            answer = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
+        else:
+            schema = given if kind == "json_schema" else {"type": "object"}
+            answer = f"%json {json.dumps({**schema, 'x-guidance': SEPARATORS}, ensure_ascii=False)}"
+        return {"grammar": "\n".join(["start: thought answer", *self._thought_rules(), f"answer: {answer}"])}
+
+    def _thought_rules(self) -> list[str]:
+        """Rules of `thought`: what is left of a thought, and what closes it."""
+        assert self.thought is not None
+        rules = [f"thought: THOUGHT {self._literal(self.thought[1])} /\\s*/"]
+        if self._special_id(self.thought[1]) is None:
+            rules = [f"thought: ended /\\s*/\nended[suffix={json.dumps(self.thought[1])}]: THOUGHT"]
+        return [*rules, "THOUGHT: /(?s:.*)/"]
 
     def _literal(self, text: str) -> str:
         """A text in a grammar, its special tokens as such."""

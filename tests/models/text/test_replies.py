@@ -159,6 +159,30 @@ def test_forced_calls_behind_a_thought(template: str) -> None:
     assert read(form, text, 4, f"x{opening}").calls == [CALL]
 
 
+@pytest.mark.parametrize("template", [HERMES + "</think>", "{{ tools }}[TOOL_CALLS][/THINK]"])
+def test_constraints_behind_a_thought(template: str) -> None:
+    """The thought is free, the answer is not; a grammar is one on the whole text, and what is wrong stays as it is."""
+    form = ReplyForm(tokenizer(template))
+    assert form.thought is not None
+    for structured, answer in (
+        ({"json_schema": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}, '{"a": 1}'),
+        ({"json_object": True}, "{}"),
+        ({"regex": "a/b[/]c\nd+"}, "a/b/c\ndd"),
+        ({"choice": ['"x"', "é"]}, '"x"'),
+    ):
+        grammar = form.behind_thought(structured)["grammar"]
+        assert accepted(form, grammar, f"so {{\n{form.thought[1]}\n\n{answer}")
+        for wrong in (answer, f"so{form.thought[1]}", f"so{form.thought[1]}x{answer}"):
+            assert not accepted(form, grammar, wrong), wrong
+    for same in (
+        {"grammar": "start: /a/"},
+        {"json_schema": None},
+        {"json_object": False},
+        {"regex": "a", "choice": ["b"]},
+    ):
+        assert form.behind_thought(same) == same
+
+
 def test_several_calls() -> None:
     form = ReplyForm(tokenizer(HERMES), TOOLS)
     text = f"<tool_call>\n{GET}\n</tool_call>"
