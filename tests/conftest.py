@@ -20,7 +20,7 @@ from tabular import TabularExit, TabularHead, random_heads
 
 from draftwood import TabularModel, load
 from draftwood.cli.main import run
-from draftwood.models.heads import eagle, medusa, skip
+from draftwood.models.heads import eagle, medusa, mtp, skip
 from draftwood.models.heads import exit as exits
 from recipes import real_models
 
@@ -154,6 +154,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medusa, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
     monkeypatch.setattr(exits, "find", lambda target, where: exit_of(target.vocab_size))
     monkeypatch.setattr(eagle, "find", lambda target, where: eagle_of(target.vocab_size))
+    monkeypatch.setattr(mtp, "find", lambda target: eagle_of(target.vocab_size))
 
 
 TEMPLATE = (

@@ -80,10 +80,15 @@ CASES = [
     ),
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 1]}, 0, 3, 3),
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 0, 3, 3, ALWAYS),
-    *(Case({"name": "mcsd", "drafter": drafter, "tree": [2, 1]}, 0, 3, 3) for drafter in ("eagle", "skip", "lookup")),
+    *(
+        Case({"name": "mcsd", "drafter": drafter, "tree": [2, 1]}, 0, 3, 3)
+        for drafter in ("eagle", "mtp", "skip", "lookup")
+    ),
     Case({"name": "mcsd", "drafter": "lookup", "tree": [2, 1], "verify": "rejection"}, 0, 3, 4, ALWAYS),
     # EAGLE heads
     Case({"name": "eagle", "gamma": 2}, 0, 3, 4),
+    Case({"name": "mtp", "gamma": 2}, 0, 3, 4),
+    Case({"name": "mtp", "width": 2, "gamma": 2, "least": 0.0}, 0, 3, 3),
     Case({"name": "eagle", "gamma": 2, "verify": "rejection"}, 0, 3, 4, ALWAYS),
     Case({"name": "eagle", "gamma": 2, "lookup": True}, 0, 3, 3),
     Case({"name": "eagle", "width": 2, "gamma": 2, "least": 0.0}, 0, 3, 3),

@@ -50,11 +50,15 @@ class StandInHeads(Heads):
         return self.tables[:, None].expand(-1, len(hidden), -1)
 
 
-class StandInEagle(TabularModel):
-    """In the place of an EAGLE head: an unrelated model, which sees all tokens but the first."""
+class StandInHead(TabularModel):
+    """In the place of a head on the target's states: an unrelated model, which sees all tokens but the first."""
 
     reads = (1,)
     first = 1
+
+    @property
+    def carried(self) -> int:
+        return self.n_layers - 1
 
     def __init__(self, model: TabularModel, prompt: Sequence[int]) -> None:
         super().__init__(lambda prefix: model.law((prompt[0], *prefix)), model.vocab_size, n_layers=model.n_layers)

@@ -64,14 +64,16 @@ def drafts_beside(target: str) -> dict[str, str]:
     from draftwood.methods.default import COMPANIONS
     from draftwood.models.checkpoints.artifact import KINDS, companion
     from draftwood.models.checkpoints.checkpoint import draft_beside, locate
+    from draftwood.models.heads import mtp
 
     place = locate(target)
     home = place if place.is_dir() else place.parent
-    found = {kind: companion(home, kind) for kind in COMPANIONS}
+    found = {kind: companion(home, kind) for kind in COMPANIONS if kind != "mtp"}
     lies = {kind: str(path) if path.is_file() else None for kind, path in found.items()}
     model = draft_beside(place)
     lies = {"draft": None if model is None else str(model)} | lies
     shown = {KINDS[kind][0]: path or f"none; `{KINDS[kind][1]}` makes one" for kind, path in lies.items()}
+    shown["multi-token prediction"] = "in the checkpoint (method mtp)" if mtp.present(place) else "none"
     return shown | {"what pays": f"`draftwood plan --target {target}` measures it"}
 
 

@@ -7,7 +7,7 @@ from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.ngram import NgramSource
 from draftwood.draft.shared import SharedSession
-from draftwood.draft.states import EagleSession, EagleSource, ExitSource, StateDrafter, drafting
+from draftwood.draft.states import ExitSource, HeadSession, HeadSource, StateDrafter, drafting
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.draft.translated import TranslatedSession
 from draftwood.draft.written import TextDrafter
@@ -17,10 +17,10 @@ __all__ = [
     "CertainDrafter",
     "ConfidentDrafter",
     "Drafter",
-    "EagleSession",
-    "EagleSource",
     "EarlierAnswers",
     "ExitSource",
+    "HeadSession",
+    "HeadSource",
     "HeadsDrafter",
     "ModelDrafter",
     "NgramSource",

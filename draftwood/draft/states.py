@@ -2,9 +2,9 @@
 
 A round without drafts costs what a plain one costs, prompts included; what drafting may read of it is kept. An exit
 (EESD §3.1) shares the first layers with verification, which resumes above them: each is computed once for each token,
-when it is first asked for. An EAGLE head drafts a token from the target's state before it, or from its own; accepted
-drafts are read again with the target's, so its keys and values are always those of a run over verified tokens. That
-holds for the nodes of beams too, which are verified but not yet shared by all of them.
+when it is first asked for. A head (EAGLE, multi-token prediction) drafts a token from the target's state before it, or
+from its own; accepted drafts are read again with the target's, so its keys and values are always those of a run over
+verified tokens. That holds for the nodes of beams too, which are verified but not yet shared by all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ class ExitSource(StateSource):
 
 
 @dataclass(slots=True, eq=False)
-class EagleSession(Session):
+class HeadSession(Session):
     """A session of a head: no state comes before the first token of all, so that no other one sees it."""
 
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
@@ -163,8 +163,8 @@ class EagleSession(Session):
 
 
 @dataclass(slots=True)
-class EagleSource(StateSource):
-    """Draft logits of a head, `reader`, over a target's states after several layers.
+class HeadSource(StateSource):
+    """Draft logits of a head, `reader` (`models.heads.state_head`), over a target's states after some of its layers.
 
     A node is drafted below when its own state is known, so what lies between a node and the last verified one above it
     is read first, layer by layer.
@@ -178,13 +178,14 @@ class EagleSource(StateSource):
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] after each node, those behind verified tokens first, then layer by layer."""
         self._sort()
-        norm = self.reader.model.n_layers
+        model: Any = self.reader.model
+        norm, carried = model.n_layers, model.carried
         logits: dict[int, Tensor] = {}
         seen: dict[int, Tensor] = {}
         for layer in self._layers(forest, nodes):
-            answer = yield from self.ask(forest, layer, (norm - 1, norm) if hidden else (norm - 1,))
+            answer = yield from self.ask(forest, layer, tuple(sorted({carried, norm})) if hidden else (carried,))
             like = next(iter(self._trunk.values()))
-            own = answer.hidden[norm - 1].to(like.dtype)
+            own = answer.hidden[carried].to(like.dtype)
             padded = torch.nn.functional.pad(own, (0, len(like) - own.shape[-1]), value=torch.nan)
             self._own.update(zip(layer, padded, strict=True))
             logits.update(zip(layer, answer.logits, strict=True))
@@ -275,10 +276,10 @@ class StateDrafter(Drafter):
 
 
 def source_of(session: Session, target: Session) -> Source:
-    """Draft logits of the model of `session`: an EAGLE head or an exit over the target's states, or any other model."""
+    """Draft logits of the model of `session`: a head or an exit over the target's states, or any other model."""
     reads, layers = (getattr(session.model, name, None) for name in ("reads", "layers"))
     if reads is not None:
-        return EagleSource(target, session, tuple(reads))
+        return HeadSource(target, session, tuple(reads))
     if isinstance(layers, int) and not isinstance(session, SharedSession):
         return ExitSource(target, session, (layers,))
     return session

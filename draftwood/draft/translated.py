@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node
-from draftwood.models.heads.eagle_head import ABSENT_LOGIT
+from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.models.text.vocabulary_map import VocabularyMap
 from draftwood.runtime.session import Answer, Run, Session
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import EagleSession, EarlierAnswers, SharedSession, TranslatedSession
+from draftwood.draft import EarlierAnswers, HeadSession, SharedSession, TranslatedSession
 from draftwood.engine.decode import rounds
 from draftwood.engine.generation import Generation
 from draftwood.engine.load_estimate import LoadEstimate
@@ -127,7 +127,7 @@ class GenerationBuilder:
                 model, self.cache(model), "draft", self.scheduler.prefixes, words=words, target=target
             )
         if hasattr(model, "reads"):
-            return EagleSession(model, self.cache(model), "draft", self.scheduler.prefixes)
+            return HeadSession(model, self.cache(model), "draft", self.scheduler.prefixes)
         return Session(model, self.cache(model), "draft", self.scheduler.prefixes)
 
     def _ending(self, request: Request) -> Ending:

@@ -2,7 +2,7 @@
 
 from draftwood.methods.base import METHODS, Method, Parts
 from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
-from draftwood.methods.self_drafting import Eagle, EarlyExit, Medusa, SelfSpeculative
+from draftwood.methods.self_drafting import Eagle, EarlyExit, Medusa, MultiTokenPrediction, SelfSpeculative
 from draftwood.methods.sequences import (
     Autoregressive,
     Fork,
@@ -25,6 +25,7 @@ METHODS.update(
         SelfSpeculative,
         Medusa,
         Eagle,
+        MultiTokenPrediction,
         Lookup,
         PlainBeamSampling,
         DynamicWidth,
@@ -44,6 +45,7 @@ __all__ = [
     "Medusa",
     "Method",
     "MultiCandidate",
+    "MultiTokenPrediction",
     "Parts",
     "PlainBeamSampling",
     "PlainBeamSearch",

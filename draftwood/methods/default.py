@@ -11,6 +11,7 @@ from draftwood.methods.base import Method
 from draftwood.methods.options import DEEPEST
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.artifact import companion
+from draftwood.models.heads import mtp
 from draftwood.models.heads.medusa import Heads
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 MIXED: dict[str, object] = {"lookup": True, "depth": "auto"}
 COMPANIONS: dict[
     str, dict[str, object]
-] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
+] = {  # kind of a file next to, or a layer in, a target's weights -> what drafts with it; the faster first, as measured
+    "mtp": {"name": "mtp", **MIXED},
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
     "eagle": {"name": "eagle", **MIXED},
     "heads": {"name": "medusa"},
@@ -34,7 +36,7 @@ def trained_head(model: CausalModel) -> str | None:
 def default_method(
     drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
 ) -> tuple[Method, Sequence[CausalModel] | None]:
-    """The best method for `drafts` draft models, else for files next to a target's weights; with what was loaded.
+    """The best method for `drafts` draft models, else for what comes with a target's weights; with what was loaded.
 
     Of the `loaded` drafts one may be a trained head, which has a method of its own.
 
@@ -48,7 +50,9 @@ def default_method(
         return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
     home: Path | None = getattr(target, "home", None)
     for kind, options in COMPANIONS.items():
-        if target is not None and home is not None and companion(home, kind).is_file():
+        if target is None or home is None:
+            break
+        if mtp.present(getattr(target, "source", None)) if kind == "mtp" else companion(home, kind).is_file():
             method = Method.parse(options)
             try:
                 return method, method.models(target, ())

@@ -1,4 +1,4 @@
-"""Methods by which the target drafts for itself: an exit, skipped sublayers, Medusa heads, an EAGLE head."""
+"""Methods by which the target drafts for itself: an exit, skipped sublayers, Medusa heads, heads on its states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwood.methods.sequences import LOSSLESS, RULES, DrawnMethod, OneHypothe
 from draftwood.methods.sources import Exit, Head, Skip, eagle_heads, skipped_target
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import exit as exits
-from draftwood.models.heads import medusa
+from draftwood.models.heads import medusa, mtp
 from draftwood.models.heads.skip import Skipped
 from draftwood.runtime.session import Session
 from draftwood.verify import GreedyText, Typical, Verifier
@@ -203,20 +203,15 @@ class Medusa(OneHypothesis):
         return Parts(drafter, self.verifier(), controller(self.depth, min(most, heads.count), drafts, target))
 
 
-class Eagle(DrawnMethod):
-    """EAGLE-3 (Li et al. 2025): a small layer drafts token by token from the target's states after three of its layers.
+class StateHeadMethod(DrawnMethod):
+    """A head drafts token by token from the target's states, or its own.
 
     With `width` above 1 drafts are a tree that grows where the head is confident (EAGLE-2): a layer has the `width`
     paths of largest confidence, the product of the head's probabilities on them. When sampling, children are distinct
     draws from the head's distribution, and how many is fixed before they are drawn, so the rule is exact; or with
-    drafts=best the head's most probable tokens. Heads in the format of `speculators` or of EAGLE's authors are loaded
-    as a draft (`--draft`); `draftwood train eagle` makes one.
+    drafts=best the head's most probable tokens.
     """
 
-    name = "eagle"
-    summary = "a chain or confidence tree from a trained head on the target's hidden states"
-
-    head: Head = None
     gamma: Chain = 12
     width: int = Field(default=1, ge=1, le=256, description="most paths per layer; 1: a chain")
     nodes: int = Field(default=24, ge=1, lt=MOST_ROWS, description="of a tree: most drafts per round")
@@ -237,13 +232,6 @@ class Eagle(DrawnMethod):
             raise ValueError(f"lookup goes with a chain, but width is {self.width}; leave out lookup or width")
         return self
 
-    @property
-    def drafts_from(self) -> object:
-        return "eagle", self.head
-
-    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        return eagle_heads(target, self.head, drafts)
-
     def build(self, drafts: list[Session], target: Session) -> Parts:
         def make(source: Source) -> Drafter:
             if self.width > 1:
@@ -252,3 +240,41 @@ class Eagle(DrawnMethod):
 
         depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1), lookup=self.lookup)
         return Parts(drafting(make, drafts[0], target), self.verifier(), depth)
+
+
+class Eagle(StateHeadMethod):
+    """EAGLE-3 (Li et al. 2025): a small layer drafts token by token from the target's states after three of its layers.
+
+    Chains, or trees with `width` above 1, see `StateHeadMethod`. Heads in the format of `speculators` or of EAGLE's
+    authors are loaded as a draft (`--draft`); `draftwood train eagle` makes one.
+    """
+
+    name = "eagle"
+    summary = "a chain or confidence tree from a trained head on the target's hidden states"
+
+    head: Head = None
+
+    @property
+    def drafts_from(self) -> object:
+        return "eagle", self.head
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return eagle_heads(target, self.head, drafts)
+
+
+class MultiTokenPrediction(StateHeadMethod):
+    """Multi-token prediction (DeepSeek-V3, §2.2): a layer in the target's own checkpoint drafts token by token.
+
+    Chains, or trees with `width` above 1, see `StateHeadMethod`. Qwen3-Next, Qwen3.5 and GLM-4.5 come with such a
+    layer. Of several only the first is used, again and again.
+    """
+
+    name = "mtp"
+    summary = "a chain or confidence tree from the layer of multi-token prediction in the target's checkpoint"
+
+    @property
+    def drafts_from(self) -> object:
+        return "mtp"
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return [mtp.find(target)]

@@ -13,7 +13,7 @@ from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method
 from draftwood.models.base import CausalModel
-from draftwood.models.heads import eagle, skip
+from draftwood.models.heads import eagle, mtp, skip
 from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
@@ -53,10 +53,10 @@ class SourcedMethod(Method):
 
     FROM: ClassVar[dict[str, str]] = {"exit": "exit", "eagle": "head", "skip": "skip"}  # drafter -> option of its file
 
-    drafter: Literal["model", "exit", "eagle", "skip", "lookup"] = Field(
+    drafter: Literal["model", "exit", "eagle", "mtp", "skip", "lookup"] = Field(
         default="model",
-        description="a draft model; of the target an exit, an EAGLE head, or itself with sublayers skipped; or counts "
-        "of n-grams in the text",
+        description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction, or "
+        "itself with sublayers skipped; or counts of n-grams in the text",
     )
     exit: Exit = None
     head: Head = None
@@ -81,6 +81,8 @@ class SourcedMethod(Method):
         """What methods with the same source of their own have."""
         if self.drafter == "skip":
             return "skip", self.skip, None, None
+        if self.drafter == "mtp":
+            return "mtp"
         return (self.drafter, getattr(self, self.FROM[self.drafter])) if self.drafter in self.FROM else self
 
     def check_drafts(self, count: int) -> None:
@@ -97,6 +99,8 @@ class SourcedMethod(Method):
             return [exits.find(target, self.exit)]
         if self.drafter == "eagle":
             return eagle_heads(target, self.head, drafts)
+        if self.drafter == "mtp":
+            return [mtp.find(target)]
         if self.drafter == "skip":
             return [skipped_target(target, self.skip)]
         return super().models(target, drafts) if self.drafter == "model" else ()

@@ -50,6 +50,7 @@ class DecoderWeights(nn.Module):
         self.n_layers = config.num_hidden_layers
         self.own_bits = False  # whether matrices are computed in the bits of a GGUF file
         self.home: Path | None = None  # the directory that it was loaded from
+        self.source: Path | None = None  # that directory, or the file in it
         self.draft_quantize: str | None = None  # how heads that draft for it are held, see matrix.held_alike
         rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
         self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding

@@ -89,7 +89,7 @@ def write(
     raw.setdefault("num_hidden_layers", len(raw.get("layers_block_type", ())))
     if raw["model_type"] in ("gpt2", "gpt_bigcode"):
         raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"] + metadata.get("nextn_predict_layers", 0))
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     for key, value in {

@@ -48,7 +48,7 @@ class TabularExit(TabularModel):
 class TabularHead(TabularModel):
     """Sees all tokens but the first, and has a law of its own."""
 
-    reads, first = (1,), 1
+    reads, first, carried = (1,), 1, 1
 
     def forward(self, batch: Batch, cache: Any) -> Tensor:
         assert batch.hidden is not None

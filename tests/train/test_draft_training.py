@@ -17,8 +17,8 @@ from draftwood import ConfigurationError, ModelError
 from draftwood.core.forest import Forest
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads.eagle_head import ABSENT_LOGIT
 from draftwood.models.heads.pruned import FILE, PrunedDraft, load, save
+from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 from draftwood.train.draft import DraftRun, layer_sets

@@ -171,16 +171,12 @@ def load(
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
-    home = locate(source)
-    file = GgufWeights(home) if home.is_file() else None
-    raw, family, config = described(home) if file is None else file.described()
-    place = torch.device(device)
+    home, place = locate(source), torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     with ExitStack() as stack:
-        tensors = file or _tensors(home, raw, stack)
-        family, full_model = _outline(tensors, raw, family, config)
-        config = full_model.config
+        tensors, raw, family, config = opened(home, stack)
+        full_model = _outline(tensors, family, config)
         own_bits = parallel.size == 1 and _in_own_bits(tensors, dtype, place, quantize, packed, backend)
         wanted, hold = _storage(raw, tensors, dtype, place, quantize, packed, backend)
         if own_bits:
@@ -205,7 +201,9 @@ def load(
         pack_embeddings(model, tied)
     if family.other_parts is not None:
         log.warning("%s: the text part is loaded; images and sound are not read", home)
-    model.home, model.kv_dtype, model.own_bits = home.parent if file else home, kept, own_bits
+    file = tensors if isinstance(tensors, GgufWeights) else None
+    model.home, model.source = home.parent if file else home, home
+    model.kv_dtype, model.own_bits = kept, own_bits
     if file:
         types = ", ".join(model.kinds_of_weights) if own_bits else quantize or str(wanted)[6:]
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), types)
@@ -250,22 +248,29 @@ def check(
     max_model_len: int | None = None,
 ) -> None:
     """Raise the error that `load` would raise, as far as it can be found without reading weights."""
-    home = locate(source)
-    file = GgufWeights(home) if home.is_file() else None
-    raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
-        tensors = file or _tensors(home, raw, stack)
-        _outline(tensors, raw, family, config)[1].limit_context(max_model_len)
+        tensors, raw, family, config = opened(locate(source), stack)
+        _outline(tensors, family, config).limit_context(max_model_len)
         wanted, _ = _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
         kv_dtype_of(kv_dtype, wanted, quantize)
 
 
-def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:
-    """The family, with the tensor names of this file, and the decoder on the meta device; checks that tensors fit."""
-    family, config = as_stored(tensors, family, raw, config)
+def opened(home: Path, stack: ExitStack) -> tuple[Tensors, Raw, Family, DecoderConfig]:
+    """The tensors of a directory or GGUF file, config.json, the family with their names, the decoder's config.
+
+    Files stay mapped until the stack is closed.
+    """
+    file = GgufWeights(home) if home.is_file() else None
+    raw, family, config = described(home) if file is None else file.described()
+    tensors: Tensors = file or _tensors(home, raw, stack)
+    return tensors, raw, *as_stored(tensors, family, raw, config)
+
+
+def _outline(tensors: Tensors, family: Family, config: DecoderConfig) -> Decoder:
+    """The decoder on the meta device; checks that tensors fit."""
     decoder = _sketch(config, tensors, family)
     check_unread(tensors, family, config.num_hidden_layers, dict(decoder.named_parameters()))
-    return family, decoder
+    return decoder
 
 
 def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:

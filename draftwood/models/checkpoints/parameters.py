@@ -46,7 +46,7 @@ class ParameterReader:
     own_bits: bool
     grouped: Mapping[str, Grouped]
 
-    def put(self, model: Decoder, name: str, shape: torch.Size) -> None:
+    def put(self, model: nn.Module, name: str, shape: torch.Size) -> None:
         """Set a parameter; a matrix is packed with its bias at once, so that at most one is in memory twice."""
         path, _, leaf = name.rpartition(".")
         module: Any = model.get_submodule(path)
@@ -73,7 +73,7 @@ class ParameterReader:
             weight = self._assemble(EMBED_WEIGHT, shape, piece, self.hold is not None)
         self._keep(model, "head", weight, None)
 
-    def _put_matrix(self, model: Decoder, path: str, shape: torch.Size) -> None:
+    def _put_matrix(self, model: nn.Module, path: str, shape: torch.Size) -> None:
         bias = self._read(f"{path}.bias", shape[:1]) if model.get_submodule(path).bias is not None else None
         known: Any = self.grouped.get(path)
         if self.own_bits:
@@ -83,7 +83,7 @@ class ParameterReader:
         elif (weight := self._read(f"{path}.weight", shape, self.hold is not None)) is not None:
             self._keep(model, path, weight, bias)
 
-    def _keep(self, model: Decoder, path: str, weight: Tensor, bias: Tensor | None) -> None:
+    def _keep(self, model: nn.Module, path: str, weight: Tensor, bias: Tensor | None) -> None:
         linear: Any = model.get_submodule(path)
         if self.hold is not None:
             _replace(model, path, hold_of(linear, self.hold)(weight, bias))
@@ -149,7 +149,7 @@ class ParameterReader:
         return made if order is None else made[order.to(made.device)]
 
 
-def _replace(model: Decoder, path: str, module: nn.Module) -> None:
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     above, _, last = path.rpartition(".")
     setattr(model.get_submodule(above), last, module)
 

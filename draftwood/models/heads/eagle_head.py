@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,30 +17,14 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import fused
-from draftwood.models.backend.program import Program
-from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Cache
+from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, Scores
+from draftwood.models.heads.state_head import StateHead
 from draftwood.models.layers.attention import Attention
-from draftwood.models.modules import Embedding, Linear, bytes_of
-from draftwood.models.wrapper import DecoderWrapper
-
-ABSENT_LOGIT = -1e30  # of tokens that the head does not know: finite, for grammars that allow no other token
-
-
-@runtime_checkable
-class StateReader(CausalModel, Protocol):
-    """A draft model that reads a state at the token before each row's: the target's there, or its own.
-
-    `Batch.hidden` [N, W] holds for each row either the target's output after the layers `reads`, side by side, or the
-    model's own state (its output after layer n_layers - 1) and NaN in the remaining columns. Rows at position 0, which
-    have no token before, hold zeros, and no other row sees them.
-    """
-
-    reads: tuple[int, ...]
+from draftwood.models.modules import Linear
 
 
 class EagleAttention(Attention):
@@ -64,11 +48,10 @@ class EagleAttention(Attention):
         return torch.cat((embedded, x if self.norm_first else super().enter(x, meta)), -1)
 
 
-class EagleHead(DecoderWrapper, nn.Module):
-    """An EAGLE-3 head as a `StateReader`: fc, which fuses the target's states, then layers, a norm and a head.
+class EagleHead(StateHead):
+    """An EAGLE-3 head: fc fuses the target's states; its first layer reads embeddings beside the state.
 
-    Its vocabulary are the target's tokens `words`; None: all of them. Embeddings are its own or the target's (`outer`).
-    `fused_norm`: states are normalised before fc.
+    `fused_norm`: states are normalised before fc. What the layers make of a row goes on as it is.
     """
 
     def __init__(
@@ -82,23 +65,11 @@ class EagleHead(DecoderWrapper, nn.Module):
         fused_norm: bool = False,
         target: str = "",
     ) -> None:
-        """`config` describes the layers and the head; its vocabulary may be smaller than the target's `vocabulary`.
-
-        The target is read after the layers `reads`, each state `width` wide; `target` is its fingerprint.
-        """
-        super().__init__()
-        self.reads, self.vocab_size, self.target = tuple(reads), vocabulary, target
-        self.n_layers, self.context = config.num_hidden_layers + 1, config.max_position_embeddings
-        self.states, self.width = len(self.reads) * width, config.hidden_size
+        super().__init__(config, reads, width, vocabulary, outer, target)
+        self.carried = config.num_hidden_layers
         self.fc = Linear(self.states, config.hidden_size, bias=False)
         self.fused_norm = nn.Parameter(torch.ones(self.states)) if fused_norm else None
-        self.decoder = Decoder(config)
         self.first.mixer = EagleAttention(config, norm_first)
-        self.decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
-        self.embed = Embedding(vocabulary, config.hidden_size) if outer is None else None
-        self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
-        self._program: Program | None = None  # made when it is first needed
-        self.words: Tensor | None = None  # [V_head] the target's tokens that it knows
 
     @staticmethod
     def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
@@ -137,59 +108,14 @@ class EagleHead(DecoderWrapper, nn.Module):
         made.words = words
         return made.to(target.device)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads; fc, which only rows after verified tokens need, counts too."""
-        return super().weight_bytes + bytes_of(self.fc)
-
-    def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """Logits [n, V] of the wanted rows; wanted states before and after the final norm are put in `batch.kept`."""
-        if batch.hidden is None:
-            raise ModelError(
-                "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: use method "
-                "eagle, or drafter=eagle with beams and mcsd"
-            )
-        decoder, embedded, x = self.decoder, self.embedded(batch.tokens), self.state(batch.hidden)
-        if decoder.native:
-            return self.spread(self._native(replace(batch, hidden=x), cache, embedded))
-        metadata = decoder.attention_metadata(batch, cache)
-        for meta in metadata:
-            meta.beside = embedded[None]
-        x = x[None]
-        own = decoder.run(x, metadata, decoder.kv_stores(batch, cache), 0, decoder.n_layers)[0][batch.wanted]
-        if decoder.n_layers in batch.states:
-            batch.kept[decoder.n_layers] = own
-        if self.n_layers in batch.states:
-            batch.kept[self.n_layers] = decoder.normed(own)
-        return self.spread(decoder.logits(own)) if batch.head else own.new_empty(len(own), 0)
-
-    def _native(self, batch: Batch, cache: Cache, embedded: Tensor) -> Tensor:
-        """The forward by the native library, after fc and the embeddings; `batch.hidden` is the layers' input."""
-        mixer = self.first.mixer
-        assert isinstance(mixer, EagleAttention) and batch.hidden is not None
-        if self._program is None:
-            self._program = Program(self.decoder, empty=1)
+    def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As the layers read them; native ones want what lies beside normalised, and with `norm_first` the state."""
+        x, mixer = self.state(given), self.first.mixer
+        if not self.decoder.native:
+            return x, embedded
         if mixer.norm_first:
-            assert mixer.norm is not None
-            batch.hidden = mixer.normalise(batch.hidden, mixer.norm.float(), None, mixer.eps)
-        beside = mixer.normalise(embedded, mixer.input_norm.float(), None, mixer.eps)
-        return self._program.forward(batch, cache, beside.contiguous())
-
-    @property
-    def first(self) -> Any:
-        """The first layer."""
-        return self.decoder.layers[0]
-
-    @property
-    def computed(self) -> torch.dtype:
-        """The dtype of rows between layers: native kernels read and write float32."""
-        return torch.float32 if self.decoder.native else self.dtype
-
-    def embedded(self, tokens: Tensor) -> Tensor:
-        """Embeddings [..., D] of tokens."""
-        table = self._outer[0] if self.embed is None else self.embed
-        embeddings: Tensor = table(tokens)
-        return embeddings.to(self.computed)
+            x = mixer.normalise(x, mixer.norm.float(), None, mixer.eps)
+        return x, mixer.normalise(embedded, mixer.input_norm.float(), None, mixer.eps).contiguous()
 
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, side by side [..., W], into one [..., D]."""
@@ -207,14 +133,6 @@ class EagleHead(DecoderWrapper, nn.Module):
             return given[:, : self.width]
         fused_states = self.fuse(given.masked_fill(own[:, None], 0.0))
         return torch.where(own[:, None], given[:, : self.width], fused_states)
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Logits [n, V_head] of the head's vocabulary -> [n, V] of the target's; ABSENT_LOGIT for those it lacks."""
-        if self.words is None:
-            return logits
-        out = logits.new_full((len(logits), self.vocab_size), ABSENT_LOGIT)
-        out[:, self.words] = logits
-        return out
 
     def train_forward(self, states: Tensor, tokens: Tensor, steps: int) -> Tensor:
         """Logits [steps, B, T - 1, V_head] of step k of drafting, differentiable ("training-time test").

@@ -22,8 +22,8 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.heads.eagle_head import ABSENT_LOGIT
 from draftwood.models.heads.exit import layered
+from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.models.wrapper import DecoderWrapper
 
 KIND, FILE = "draft", "draft.safetensors"

@@ -14,14 +14,15 @@ from small_decoder import LAYERS, VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, ModelError
 from draftwood.core.forest import Forest
-from draftwood.draft import EagleSession, EagleSource
+from draftwood.draft import HeadSession, HeadSource
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.backend.native import reads_beside
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
 from draftwood.models.heads import eagle, foreign_heads
-from draftwood.models.heads.eagle_head import ABSENT_LOGIT, EagleHead
+from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Answer, Run, Session
 
@@ -67,7 +68,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
     head = eagle.load(tmp_path, target)
     assert head.decoder.native == (held == "native")
     assert head.reads == tuple(READS) and head.n_layers == options.get("layers", 1) + 1
-    source = EagleSource(Session(target, target.new_cache()), EagleSession(head, head.new_cache(), "draft"), head.reads)
+    source = HeadSource(Session(target, target.new_cache()), HeadSession(head, head.new_cache(), "draft"), head.reads)
     prompt = [3, 1, 4, 1, 5, 9, 2]
     forest = Forest.from_prompt(prompt)
     close = {torch.float32: 2e-4, torch.float64: 1e-6}[dtype]  # rotary angles are float32
@@ -184,7 +185,7 @@ def test_bad_trained_heads_are_refused(tmp_path: Path) -> None:
     ):
         Engine(target).generate([1, 2], "eagle")
     head = EagleHead.of(target)
-    with pytest.raises(ModelError, match="it cannot run alone as a draft model: use method eagle"):
+    with pytest.raises(ModelError, match="cannot run alone as a draft model: use method eagle or mtp"):
         Engine(target, [head]).generate([1, 2, 3], "speculative")
     with pytest.raises(ConfigurationError, match="drafts=best gives siblings"):
         Engine(target, [head]).generate([1, 2, 3], {"name": "eagle", "drafts": "best"})
