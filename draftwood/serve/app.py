@@ -205,6 +205,7 @@ def _add_health(app: FastAPI, front: Front) -> None:
             return error_response(ApiError(503, "no requests are taken"))
         return JSONResponse({"status": "ready"})
 
+    @app.get("/api/version", include_in_schema=False)  # as Ollama has it
     @app.get("/version")
     async def version() -> dict[str, str]:
         return {"version": __version__}
@@ -234,6 +235,10 @@ def _add_models(app: FastAPI, models: ServedModels) -> None:
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
         return ollama_models({model.name: model.bytes for model in models.models.values()}, models.created)
+
+    @app.get("/api/ps")
+    async def running() -> dict[str, Any]:
+        return ollama_models({model.name: model.bytes for model in models.loaded}, models.created)
 
     @app.get("/metrics")
     async def metrics() -> Response:

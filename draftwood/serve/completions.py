@@ -21,6 +21,7 @@ from draftwood.serve import answers
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece, ReplyFields
 from draftwood.serve.conversation import constraints_of, conversation_of
 from draftwood.serve.errors import ApiError, validation_error
+from draftwood.serve.infill import infill_prompt
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from draftwood.serve.request_mapping import RequestPlan, plan_request, prompts_of
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
@@ -44,8 +45,16 @@ def add_completions(app: FastAPI, service: Service) -> None:
         echoed: list[Piece] = []
         if body.max_tokens == 0 and (body.stream or not body.echo):
             raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
-        plan = plan_request(service, body, body.prompts)
-        prompts, form.prompt_scores = await unless_gone(request.receive, prompts_of(service, body, body.prompts))
+        given = body.prompts
+        if body.suffix:
+            texts = [prompt for prompt in given if isinstance(prompt, str)]
+            if len(texts) < len(given):
+                raise ApiError(400, "a suffix is for prompts that are texts; give a text", "suffix")
+            given = [
+                await service.texts.run(infill_prompt, service.tokenizer, text, body.suffix, "suffix") for text in texts
+            ]
+        plan = plan_request(service, body, given)
+        prompts, form.prompt_scores = await unless_gone(request.receive, prompts_of(service, body, given))
         plan = replace(plan, prompts=prompts)
         if body.echo:
             scores = await unless_gone(request.receive, service.scores(prompts, body.logprobs))

@@ -21,22 +21,14 @@ from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.serve.answers import Piece, finite
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, validation_error
-from draftwood.serve.fields import MAX_TOP_LOGPROBS, Every, Loose, Name, Schema, Text, Token
+from draftwood.serve.fields import MAX_TOP_LOGPROBS, Every, Loose, Name, Schema, Text
+from draftwood.serve.infill import infill_prompt
 from draftwood.serve.messages import Conversation, Messages
 from draftwood.serve.protocol import CompletionRequest
 from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
 
-INFILL_TOKENS = (  # of models that fill in: before what stands in front, before what follows, before what is filled in
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SmolLM
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),  # Codestral
-)
 SAME = ("stream", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos", "speculation")
 OTHER_NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "grammar": "guided_grammar"}
 OTHER_NAMES |= {"json_schema": "guided_json", "presence_penalty": "presence_penalty"}
@@ -115,7 +107,7 @@ def add_llama_cpp(app: FastAPI, service: Service) -> None:
     @app.post("/infill", responses=STREAMED)
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill in what stands between two texts, where the model has tokens for that."""
-        return await answer(body, request, await service.texts.run(infill_prompt, service.tokenizer, body))
+        return await answer(body, request, await service.texts.run(_infill_prompt, service.tokenizer, body))
 
     async def answer(body: LlamaCompletionRequest, request: Request, prompt: Any) -> Response:
         check_model(service, body.model)
@@ -168,6 +160,8 @@ def add_llama_cpp(app: FastAPI, service: Service) -> None:
         return service.method.name
 
     @app.post("/embedding", include_in_schema=False)
+    @app.post("/api/embed", include_in_schema=False)
+    @app.post("/api/embeddings", include_in_schema=False)
     @app.post("/embeddings", include_in_schema=False)
     @app.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -187,19 +181,11 @@ def mixed_prompt(tokenizer: Tokenizer, prompt: Any) -> Any:
     return ids
 
 
-def infill_prompt(tokenizer: Tokenizer, body: InfillRequest) -> list[Token]:
-    """Ids of what stands in front and what follows, as the model was trained on it; ApiError where it was not."""
-    named = [[tokenizer.id_of(token) for token in tokens] for tokens in INFILL_TOKENS]
-    front, back, middle = next((ids for ids in named if None not in ids), (None, None, None))
-    if front is None or back is None or middle is None:
-        raise ApiError(
-            400, "this model has no tokens for text that is filled in; use a model for code, or /completion", "prompt"
-        )
-    prompt = body.prompt if isinstance(body.prompt, str) else ""
+def _infill_prompt(tokenizer: Tokenizer, body: InfillRequest) -> list[int]:
+    """Ids of a request's texts, other files first."""
     extra = "".join(f"{file.text}\n" for file in body.input_extra or ())
-    begin = tokenizer.encode("")  # a beginning-of-text token, if texts have one
-    before = tokenizer.encode(extra + body.input_prefix + prompt, False)
-    return [*begin, front, *before, back, *tokenizer.encode(body.input_suffix, False), middle]
+    prompt = body.prompt if isinstance(body.prompt, str) else ""
+    return infill_prompt(tokenizer, extra + body.input_prefix + prompt, body.input_suffix, "input_suffix")
 
 
 class _Reply:

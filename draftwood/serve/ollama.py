@@ -1,4 +1,4 @@
-"""Ollama's /api/chat, /api/generate, /api/tags and /api/show: a thin form over chat completions."""
+"""Ollama's /api/chat, /api/generate and what lists models: a thin form over chat completions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from fastapi import FastAPI, Request
 from pydantic import AfterValidator, Field
 from starlette.responses import JSONResponse, Response
 
+from draftwood.engine.request import Prompt
 from draftwood.serve.answers import ReplyFields
-from draftwood.serve.completions import chat_parts, chat_request, prepared_chat, whole_chat
+from draftwood.serve.completions import chat_form, chat_parts, chat_request, prepared_chat, whole_chat
 from draftwood.serve.fields import Every, Loose, Name, Text
+from draftwood.serve.infill import infill_prompt
 from draftwood.serve.messages import MAX_MESSAGES, MAX_TOOLS, Tool
+from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
 
@@ -71,7 +74,9 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    prompt: Text
+    prompt: Text = ""
+    suffix: Text | None = None
+    raw: bool | None = None
 
 
 class ShowRequest(Loose):
@@ -91,10 +96,22 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     @app.post("/api/generate", responses=LINES)
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         """Answer a text, as Ollama's API has it."""
-        return await answer(body, request, body.chat([{"role": "user", "content": body.prompt}]), "response")
+        prompt: Prompt | None = None
+        if body.suffix:
+            prompt = await service.texts.run(infill_prompt, service.tokenizer, body.prompt, body.suffix)
+        elif body.raw or not service.tokenizer.templates:
+            prompt = body.prompt
+        return await answer(body, request, body.chat([{"role": "user", "content": body.prompt}]), "response", prompt)
 
-    async def answer(body: OllamaRequest, request: Request, given: dict[str, Any], key: str) -> Response:
-        form, plan = await prepared_chat(service, request, chat_request(service, given, named(body.model)))
+    async def answer(
+        body: OllamaRequest, request: Request, given: dict[str, Any], key: str, prompt: Prompt | None = None
+    ) -> Response:
+        """Answer the conversation that is given, or continue a prompt."""
+        same = chat_request(service, given, named(body.model))
+        if prompt is None:
+            form, plan = await prepared_chat(service, request, same)
+        else:
+            form, plan = chat_form(service, same), plan_request(service, same, [prompt])
         form.piecewise = False
         run = RequestRun(service, plan, request.state.logged)
         if body.stream:
@@ -107,6 +124,11 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     async def tags() -> dict[str, Any]:
         """The one model that is served."""
         return ollama_models({service.name: 0}, service.created)
+
+    @app.get("/api/ps")
+    async def running() -> dict[str, Any]:
+        """The same: it is loaded."""
+        return await tags()
 
     @app.post("/api/show")
     async def show(body: ShowRequest) -> dict[str, Any]:

@@ -157,6 +157,7 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
+    suffix: Text | None = None
     max_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None

@@ -38,6 +38,9 @@ def add_rounds(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if not body.limit or body.echo:
             raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
+        for name in ("suffix", "prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(body, name) is not None:
+                raise ApiError(400, f"{name} is for /v1/completions; leave it out", name)
         rounds = RoundStream(service)
         plan = plan_request(service, body, body.prompts)
         run = RequestRun(service, plan, request.state.logged, rounds.prepare)

@@ -82,7 +82,7 @@ def test_facts(served: Running) -> None:
     assert "/" not in props["model_path"]
     slots = served.client.get("/slots").json()
     assert len(slots) == props["total_slots"] and not any(slot["is_processing"] for slot in slots)
-    for path in ("/v1/embeddings", "/embedding", "/embeddings"):
+    for path in ("/v1/embeddings", "/embedding", "/embeddings", "/api/embed"):
         status, error = served.refused(path, input="a")
         assert status == 404 and "has no embeddings" in error["message"]
 
@@ -117,4 +117,15 @@ def test_infill(coder: Running, served: Running) -> None:
     prompt = [front, *words.encode("x\nabc"), back, *words.encode("ef"), middle]
     assert whole["tokens"] == coder.engine.generate(prompt, max_new_tokens=6, seed=SEED).tokens
     assert events(coder, "/infill", **given)[-1]["stop"]
+    asked: Any = {"prompt": ["abc", "x"], "suffix": "ef", "max_tokens": 6, "seed": SEED}
+    texts = [choice["text"] for choice in coder.post("/v1/completions", **asked)["choices"]]
+    plain = coder.service.engine.generate([*prompt[:1], *prompt[3:]], max_new_tokens=6, seed=SEED).text
+    assert texts[0] == plain and len(texts) == 2
+    name, options = coder.service.name, {"num_predict": 6, "seed": SEED}
+    generated = coder.post("/api/generate", model=name, prompt="abc", suffix="ef", options=options, stream=False)
+    assert generated["response"] == plain
+    raw = coder.post("/api/generate", model=name, prompt="abc", options=options, stream=False)  # without a template
+    assert raw["response"] == coder.service.engine.generate("abc", max_new_tokens=6, seed=SEED).text
+    assert "no tokens for text" in served.refused("/v1/completions", prompt="a", suffix="b")[1]["message"]
+    assert "are texts" in coder.refused("/v1/completions", prompt=[1], suffix="b")[1]["message"]
     assert "no tokens for text that is filled in" in served.refused("/infill", **given)[1]["message"]

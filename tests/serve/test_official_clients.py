@@ -89,7 +89,10 @@ def test_ollama_texts(llama: ollama.Client, caller: Running) -> None:
         expected(caller)
     )
     assert llama.generate(name, "hi", format={"enum": ["x"]}).response == '"x"'
-    assert [model.model for model in llama.list().models] == [name]
+    raw = llama.generate(name, "hi", options=options | {"seed": 1}, raw=True).response
+    assert raw == caller.post("/v1/completions", prompt="hi", max_tokens=20, temperature=0)["choices"][0]["text"]
+    assert [model.model for model in llama.list().models] == [model.model for model in llama.ps().models] == [name]
+    assert caller.client.get("/api/version").json()["version"]
     shown = llama.show(name)
     assert shown.template and shown.capabilities is not None and "tools" in shown.capabilities
     with pytest.raises(ollama.ResponseError, match="there is no model 'llama3'"):

@@ -87,6 +87,12 @@ def test_forbidden_tokens(served: Running) -> None:
         assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("field", ["suffix", "prompt_logprobs", "truncate_prompt_tokens"])
+def test_rounds_are_not_told_of_changed_prompts(served: Running, field: str) -> None:
+    status, error = served.refused("/v1/forest", prompt=PROMPT, **{field: "x" if field == "suffix" else 1})
+    assert (status, error["param"]) == (400, field) and "leave it out" in error["message"]
+
+
 def test_ids_of_a_prompt_come_once(served: Running) -> None:
     asked: Any = {"max_tokens": 6, "seed": SEED, "return_token_ids": True}
     for path, prompt in ((COMPLETIONS, {"prompt": PROMPT}), (CHAT, {"messages": HI})):
