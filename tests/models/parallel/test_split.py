@@ -69,14 +69,18 @@ def walk(decoder: Decoder) -> list[torch.Tensor]:
     return found
 
 
-WHOLE = ("olmo2", "olmo3", "mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "qwen2_moe", "qwen3_moe")
+WHOLE = (
+    *("olmo2", "olmo3", "mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "qwen2_moe", "qwen3_moe"),
+    *("ernie4_5_moe", "phimoe", "bloom", "mpt", "bitnet"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3"),
+)
 USUAL = ("mistral", "qwen3", "phi3", "gemma", "gemma3", "opt", "gpt2", "gpt_neox", "cohere")
-SHARED = [name for name, (kind, _) in VARIANTS.items() if kind not in WHOLE]
+SHARED = [name for name, (kind, knobs) in VARIANTS.items() if kind not in WHOLE and not knobs.get("alibi")]
 BY_TWO = [pytest.param(name, 2, marks=[] if name in USUAL else pytest.mark.slow) for name in SHARED]
 BY_FOUR = [pytest.param(name, 4, marks=[] if name == "gemma2" else pytest.mark.slow) for name in SHARED]
 
 
-@pytest.mark.parametrize("name", ["olmo2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["olmo2", "qwen3_moe", "bloom", "bitnet", "youtu"])
 def test_what_cannot_be_shared_out_is_refused(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     with pytest.raises(ModelError, match="which processes cannot share out; leave out tensor_parallel"):
