@@ -70,6 +70,8 @@ class Compiled(DecoderWrapper):
     def __init__(self, decoder: Decoder) -> None:
         if decoder.recurrent_shapes:
             raise ConfigurationError("a model with recurrent layers is not compiled; leave compile out")
+        if decoder.streams is not None:
+            raise ConfigurationError("a model whose rows are several vectors is not compiled; leave compile out")
         self.decoder = decoder
         self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
         self.compile_seconds = 0.0

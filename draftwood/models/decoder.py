@@ -61,7 +61,7 @@ class Decoder(DecoderWeights):
     @property
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
-        if self._program is not None or not self.native:
+        if self._program is not None or not self.native or self.streams is not None:
             return self._program is not None
         return (not self.recurrent_shapes or available()) and (not self.config.has_rare_knobs or knows_all_knobs())
 
@@ -204,7 +204,9 @@ class Decoder(DecoderWeights):
         x = self._scaled(tokens)
         if self.position is not None:
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
-        return x if self.embed_norm is None else self._normalised(x, self.embed_norm, self.embed_norm_bias)
+        if self.embed_norm is not None:
+            x = self._normalised(x, self.embed_norm, self.embed_norm_bias)
+        return x if self.streams is None else self.streams.expand(x)
 
     def _scaled(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.embed(tokens)
@@ -226,7 +228,8 @@ class Decoder(DecoderWeights):
         return out if out.dtype == torch.float64 else out.float()
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The final norm [n, D]."""
+        """The final norm [n, D] of what comes from the last layer."""
+        hidden = hidden if self.streams is None else self.streams.merge(hidden)
         return self._normalised(hidden, self.norm, self.norm_bias)
 
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

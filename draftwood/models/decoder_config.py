@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from draftwood.models.alibi import Alibi
+from draftwood.models.altup_config import AltUpConfig
 from draftwood.models.experts_config import ExpertsConfig
 from draftwood.models.latent_config import LatentConfig
 from draftwood.models.recurrent_config import RecurrentConfig
@@ -61,6 +62,8 @@ class DecoderConfig:
     joined: bool = False  # mixer and feed-forward read the same rows (a parallel residual)
     scalar: bool = False  # the rows behind each layer are multiplied by a number of the layer
     hidden_size_per_layer_input: int = 0  # width of what each layer gets of a token beside the rows; 0: nothing
+    vocab_size_per_layer_input: int | None = None  # tokens from here on get what token 0 gets; None: all have their own
+    altup: AltUpConfig | None = None  # rows are several vectors
     residual_multiplier: float = 1.0  # of what mixer and feed-forward add
     qk_norm: str | None = None  # of queries and keys: one weight for all heads, each their own, the whole of them
     late_qk_norm: bool = False  # it comes after the rotation
@@ -75,6 +78,7 @@ class DecoderConfig:
     kv_layer: int | None = None  # the layer whose keys and values are read; None: its own
     feed_multiplier: float = 1.0  # of what the feed-forward adds, beside that
     gate_multiplier: float = 1.0  # of gates before their activation
+    gate_cutoff: float | None = None  # gates less so many standard deviations above their mean, at least 0, are taken
     gated: bool = True  # MLP with a gate; else up, activation, down
     position_offset: int | None = None  # learned positions, number p in row p + offset; None: rotary positions
     rotary_dim: int | None = None  # leading components of each head that are rotated, 0 none; None: all

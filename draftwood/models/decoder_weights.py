@@ -12,6 +12,7 @@ from torch import nn
 from draftwood.errors import ModelError
 from draftwood.models.alibi import Alibi
 from draftwood.models.decoder_config import DecoderConfig, QueryGrowth
+from draftwood.models.layers.altup import AltUpLayer, AltUpStreams
 from draftwood.models.layers.experts import Experts
 from draftwood.models.layers.layer import Layer, PartReads
 from draftwood.models.layers.part import norm_parameters
@@ -56,7 +57,9 @@ class DecoderWeights(nn.Module):
         self.embed: Any = Embedding(rows[0], config.hidden_size)  # or a NativeEmbedding
         self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
         each = [self.local.layer(number) for number in range(self.n_layers)]
-        self.layers = nn.ModuleList(Layer(layer, parallel, number) for number, layer in enumerate(each))
+        kind = AltUpLayer if config.altup else Layer
+        self.layers = nn.ModuleList(kind(layer, parallel, number) for number, layer in enumerate(each))
+        self.streams = AltUpStreams(config, config.altup) if config.altup else None
         embeds = config.hidden_size_per_layer_input > 0
         self.per_layer_embeddings = PerLayerEmbeddings(config) if embeds else None
         self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
@@ -114,6 +117,14 @@ class DecoderWeights(nn.Module):
         matrices = [self.head, *(module for module in inner if hasattr(module, "in_features"))]
         if not all(isinstance(module, nn.Linear) for module in matrices):
             raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
+
+    def must_have_single_rows(self, purpose: str) -> None:
+        """Raise ModelError where rows between layers are several vectors, which nothing else reads."""
+        if self.streams is not None:
+            raise ModelError(
+                f"a model whose rows are several vectors (AltUp, Gemma 3n) cannot be {purpose}; use lookup, Medusa or "
+                "a draft model"
+            )
 
     @property
     def device(self) -> torch.device:

@@ -55,6 +55,32 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(F.pad(x, (0, -width % WHOLE_VECTORS)))[..., :width]
 
 
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent of rows [..., width]; see `sigmoid`."""
+    width = x.shape[-1]
+    return torch.tanh(F.pad(x, (0, -width % WHOLE_VECTORS)))[..., :width]
+
+
+def mean_square(x: Tensor) -> Tensor:
+    """The mean square [..., 1] of rows x [..., width]; by the layer norm's kernel, which goes row by row."""
+    if x.is_cuda or torch.is_grad_enabled():
+        return x.square().mean(-1, keepdim=True)
+    both = torch.cat((x, -x), -1).to(torch.promote_types(x.dtype, torch.float32))
+    inverse = torch.native_layer_norm(both, both.shape[-1:], None, None, 0.0)[2]
+    return inverse.square().reciprocal().to(x.dtype)
+
+
+def above(x: Tensor, deviations: float) -> Tensor:
+    """How far x [..., width] is above the mean of its row plus some standard deviations; 0 where it is below."""
+    if x.is_cuda or torch.is_grad_enabled():
+        mean, deviation = x.mean(-1, keepdim=True), x.std(-1, keepdim=True, unbiased=False)
+    else:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        _, mean, inverse = torch.native_layer_norm(wide, x.shape[-1:], None, None, 0.0)
+        mean, deviation = mean.to(x.dtype), inverse.reciprocal().to(x.dtype)
+    return F.relu(x - (mean + deviation * deviations))
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; without a weight, by 1.
 

@@ -312,6 +312,16 @@ GEMMA_4_E = {
     **{"layer_types": [SLIDING, FULL] * 3, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 96},
 }
 VARIANTS |= {
+    "gemma4": ("gemma4_text", {**GEMMA_4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            **{**SHAPE, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": [SLIDING, FULL] * 3},
+            **{"sliding_window": 4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 90},
+            **{"laurel_rank": 6, "altup_active_idx": 1, "altup_num_inputs": 3, "intermediate_size": [40, 24] * 3},
+            "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.8, 0.0],
+        },
+    ),
     "gemma4_per_layer": ("gemma4_text", GEMMA_4_E),
     "gemma4_experts": (
         "gemma4_text",
@@ -320,7 +330,6 @@ VARIANTS |= {
             **{"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
         },
     ),
-    "gemma4": ("gemma4_text", {**GEMMA_4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     "gemma4_values": ("gemma4_text", {**GEMMA_4, "num_hidden_layers": 4, "layer_types": None}),
 }
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {

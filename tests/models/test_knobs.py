@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from draftwood.models.alibi import Alibi, geometric_slopes, interleaved_slopes
+from draftwood.models.altup_config import AltUpConfig
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.checkpoints.parameters import pack_embeddings
 from draftwood.models.decoder import Decoder
@@ -43,7 +44,12 @@ KNOBS: dict[str, dict[str, Any]] = {
             head_dim=(6, 12, 6, 12), num_key_value_heads=(2, 1, 4, 2), intermediate_size=(40, 24, 8, 56)
         )
     },
-    "per-layer embeddings": {"hidden_size_per_layer_input": 16, "scalar": True},
+    "per-layer embeddings": {"hidden_size_per_layer_input": 32, "scalar": True},
+    "several vectors": {"altup": AltUpConfig(3, 1, 16), "hidden_size_per_layer_input": 32, "post_norm": True},
+    "gates above": {
+        **{"altup": AltUpConfig(2, 0, 16), "hidden_size_per_layer_input": 32, "post_norm": True},
+        **{"gate_cutoff": 0.5, "intermediate_size": 64},
+    },
     "biases": {"alibi": Alibi(geometric_slopes(4)), "rotary_dim": 0},
     "rounded biases, windows": {
         "alibi": Alibi(interleaved_slopes(4, 8), 0.5, True),

@@ -18,6 +18,7 @@ from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import int4
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.compiled import Compiled
 from draftwood.models.heads import exit as exits
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, lenders, skipping
@@ -108,3 +109,19 @@ def test_they_are_not_split_among_processes(tmp_path: Path) -> None:
     write(tmp_path, NAME)
     with pytest.raises(ModelError, match="has layers that read the keys of others, which processes cannot share out"):
         check(checkpoint.load(tmp_path).config, 2, tmp_path)
+
+
+def test_rows_of_several_vectors_are_not_read_by_others(tmp_path: Path) -> None:
+    """Gemma 3n runs from part to part, by the native matrices where they are there."""
+    model = write(tmp_path, "gemma3n")
+    target = checkpoint.load(tmp_path)
+    assert not target.by_program
+    for make in (lambda: exits.ExitLayer.of(target, 2), lambda: EagleHead.of(checkpoint.load(tmp_path, packed=False))):
+        with pytest.raises(ModelError, match=r"rows are several vectors .* use lookup, Medusa or a draft model"):
+            make()
+    with pytest.raises(ConfigurationError, match="leave compile out"):
+        Compiled(target)
+    with pytest.raises(ModelError, match="cannot be a draft model of itself"):
+        skipping(target, None)
+    unknown = [3, 95, 91, 7]  # the table of per-layer embeddings has 90 tokens, the others get those of token 0
+    close(ours(target, chain(unknown)), theirs(model, unknown))

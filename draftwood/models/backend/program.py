@@ -167,7 +167,7 @@ class Program:
             up, down, native.kind, native.input = part.gate, part.project, PER_LAYER_INPUT_PART, part.number
             native.activation = ACTIVATION_NUMBERS[c.hidden_act]
         else:
-            assert isinstance(part, FeedForward)
+            assert isinstance(part, FeedForward) and c.gate_cutoff is None
             up, down, native.kind = part.gate_up if part.gated else part.up, part.down, FEED_FORWARD_PART
             native.activation, native.gated = ACTIVATION_NUMBERS[c.hidden_act], c.gated
             native.gate_scale = c.gate_multiplier

@@ -82,6 +82,17 @@ PER_LAYER_EMBEDDINGS: Names = {
     "layers.{i}.per_layer_input.post_norm": (f"{_LAYER}.post_per_layer_input_norm.weight",),
 }
 
+_ALTUP = {"predictions": "prediction_coefs", "corrections": "correction_coefs", "router": "modality_router"}
+GEMMA_3N: Names = {
+    **GEMMA_3,
+    **PER_LAYER_EMBEDDINGS,
+    **{f"layers.{{i}}.altup.{x}.weight": (f"{_LAYER}.altup.{name}.weight",) for x, name in _ALTUP.items()},
+    "layers.{i}.altup.router_norm": (f"{_LAYER}.altup.router_norm.weight",),
+    "layers.{i}.altup.scale": (f"{_LAYER}.altup.correct_output_scale",),
+    **{f"layers.{{i}}.laurel.{x}.weight": (f"{_LAYER}.laurel.linear_{x}.weight",) for x in ("left", "right")},
+    "layers.{i}.laurel.norm": (f"{_LAYER}.laurel.post_laurel_norm.weight",),
+}
+
 GEMMA_4: Names = {
     **GEMMA_3,
     **PER_LAYER_EMBEDDINGS,

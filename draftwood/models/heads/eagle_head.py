@@ -194,6 +194,8 @@ def usual_reads(layers: int) -> tuple[int, ...]:
 
 def check_reads(reads: Sequence[int], target: CausalModel) -> None:
     """Raise ModelError where a target does not have the layers that a head reads."""
+    if isinstance(target, Decoder):
+        target.must_have_single_rows("given an EAGLE head")
     if not reads or not all(type(n) is int and 1 <= n < target.n_layers for n in reads):
         raise ModelError(
             f"the EAGLE head reads the target after layers {', '.join(map(str, reads))}, but a target of "

@@ -137,7 +137,10 @@ def layered(target: CausalModel) -> Decoder:
 
 def check_depth(target: CausalModel, layers: int, depth: int = 1) -> None:
     """Raise ModelError where a target does not have more than `layers` layers, or has fewer than `depth`."""
-    own = own_layers(target.config) if isinstance(target, Decoder) else target.n_layers
+    own = target.n_layers
+    if isinstance(target, Decoder):
+        target.must_have_single_rows("given an exit layer")
+        own = own_layers(target.config)
     if not 0 <= depth <= own:
         raise ModelError(f"an exit of {depth} layers cannot begin as the last of {own}; give 1")
     if not 1 <= layers < target.n_layers:

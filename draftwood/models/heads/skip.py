@@ -89,6 +89,7 @@ class SkippedDecoder(Decoder):
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
         skipped.check(target.n_layers)
+        target.must_have_single_rows("a draft model of itself")
         if lent := sorted(lenders(target).intersection(skipped.attention)):
             raise ConfigurationError(
                 f"the attention of layer {lent[0]} cannot be skipped: later layers read its keys and values; keep it"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, KVStore
-from draftwood.models.functions import ACTIVATIONS, activate, xielu
+from draftwood.models.functions import ACTIVATIONS, above, activate, xielu
 from draftwood.models.layers.part import Part
 from draftwood.models.modules import Linear
 from draftwood.models.partition import UNSPLIT, Parallel
@@ -55,6 +55,8 @@ class FeedForward(Part):
             gate, up = self.gate_up(x).chunk(2, -1)
             if self.config.gate_multiplier != 1:
                 gate = gate * self.config.gate_multiplier
+            if self.config.gate_cutoff is not None:
+                gate = above(gate, self.config.gate_cutoff)
             inner = activate(self.activation, gate) * up
         else:
             inner = activate(self.activation, self.up(x))

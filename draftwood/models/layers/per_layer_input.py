@@ -24,19 +24,18 @@ class PerLayerEmbeddings(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.width, self.normalise, self.eps = (
-            config.hidden_size_per_layer_input,
-            NORMS[config.norm],
-            config.rms_norm_eps,
-        )
+        self.width, self.normalise = config.hidden_size_per_layer_input, NORMS[config.norm]
+        self.eps = config.rms_norm_eps
         wide = config.num_hidden_layers * self.width
-        self.table: Any = Embedding(config.vocab_size, wide)  # or a NativeEmbedding
+        self.words = config.vocab_size_per_layer_input or config.vocab_size
+        self.table: Any = Embedding(self.words, wide)  # or a NativeEmbedding
         self.project = Linear(config.hidden_size, wide, bias=False)
         self.norm, self.norm_bias = norm_parameters(config, self.width)
 
     def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
         """Inputs [..., layers, W] of tokens [...] with embeddings x [..., D]."""
-        known: Tensor = self.table(tokens) * torch.tensor(self.width**0.5, dtype=x.dtype)  # rounded, as when trained
+        known: Tensor = self.table(torch.where(tokens < self.words, tokens, 0))
+        known = known * torch.tensor(self.width**0.5, dtype=x.dtype)  # rounded, as it was when the models were trained
         made: Tensor = self.project(x) * x.shape[-1] ** -0.5
         known, made = (part.view(*tokens.shape, -1, self.width) for part in (known, made))
         return (known + self.normalise(made, self.norm, self.norm_bias, self.eps)) * 2**-0.5

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+from typing import Any
+
 from draftwood.errors import ModelError
+from draftwood.models.altup_config import AltUpConfig
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.experts import experts_of
@@ -72,6 +76,25 @@ def gemma3(raw: Raw) -> DecoderConfig:
     shape = shape_of(raw, 262208, 2304, 9216, 26, 8, 4, 256)
     keys.only(raw, "attn_logit_softcapping")  # transformers reads the key and does not use it
     pattern = keys.positive_int(raw, "sliding_window_pattern", 6)
+    full, local = _rope_objects(raw)
+    knobs = _gemma_late({**raw, "rope_scaling": None, "rope_parameters": full}, shape, 131072)
+    windows = layer_windows(
+        raw, shape["num_hidden_layers"], sliding_window(raw, 4096), lambda layer: (layer + 1) % pattern != 0
+    )
+    return DecoderConfig(
+        **knobs,
+        qk_norm="one",
+        layers=per_layer(
+            window=windows,
+            rope_theta=[local["rope_theta"] if window else knobs["rope_theta"] for window in windows],
+            rope_scaling=[UNSCALED if window else knobs["rope_scaling"] for window in windows],
+        ),
+        logit_softcap=_cap(raw, "final_logit_softcapping", None),
+    )
+
+
+def _rope_objects(raw: Raw) -> tuple[Raw, Raw]:
+    """The rotary settings of layers without a window and with one; those with one have no scaling."""
     rope = keys.rope_object({"rope_parameters": raw.get("rope_parameters")})
     kinds: list[Raw] = []
     for kind, key, base in (
@@ -89,20 +112,71 @@ def gemma3(raw: Raw) -> DecoderConfig:
     both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": full["rope_theta"]}
     full = keys.rope_object({**both, "rope_parameters": full}) if rope else {**full, **keys.rope_object(both)}
     keys.only(local, "rope_type", "default")
-    knobs = _gemma_late({**raw, "rope_scaling": None, "rope_parameters": full}, shape, 131072)
-    windows = layer_windows(
-        raw, shape["num_hidden_layers"], sliding_window(raw, 4096), lambda layer: (layer + 1) % pattern != 0
+    return full, local
+
+
+def gemma3n(raw: Raw) -> DecoderConfig:
+    """Rows of several vectors, per-layer embeddings, borrowed keys, feed-forwards that few gates pass."""
+    inner = raw.get("intermediate_size", 16384)
+    sizes = inner if isinstance(inner, list) and inner else [inner]
+    shape = shape_of({**raw, "intermediate_size": sizes[0]}, 262400, 2048, 16384, 35, 8, 2, 256)
+    layers = shape["num_hidden_layers"]
+    windows = layer_windows(raw, layers, sliding_window(raw, 512), lambda layer: (layer + 1) % 5 != 0)
+    full, local = _rope_objects(raw)
+    knobs = _gemma_late({**raw, "rope_scaling": None, "rope_parameters": full}, shape, 32768)
+    words = keys.positive_int(raw, "vocab_size_per_layer_input", 262144)
+    inputs = keys.positive_int(raw, "altup_num_inputs", 4)
+    altup = AltUpConfig(
+        inputs,
+        _whole_below(raw, "altup_active_idx", inputs),
+        keys.positive_int(raw, "laurel_rank", 64),
+        keys.flag(raw, "altup_correct_scale", True),
     )
     return DecoderConfig(
-        **knobs,
+        **{**knobs, "norm": "rms", "attention_scale": 1.0},
         qk_norm="one",
+        value_norm=True,
+        logit_softcap=_cap(raw, "final_logit_softcapping", 30.0),
+        hidden_size_per_layer_input=keys.positive_int(raw, "hidden_size_per_layer_input", 256),
+        vocab_size_per_layer_input=words if words < shape["vocab_size"] else None,
+        altup=altup,
         layers=per_layer(
             window=windows,
             rope_theta=[local["rope_theta"] if window else knobs["rope_theta"] for window in windows],
             rope_scaling=[UNSCALED if window else knobs["rope_scaling"] for window in windows],
+            kv_layer=_kv_layers(raw, windows, 15),
+            intermediate_size=_of_each(sizes, layers, "intermediate_size"),
+            gate_cutoff=_cutoffs(raw, layers),
         ),
-        logit_softcap=_cap(raw, "final_logit_softcapping", None),
     )
+
+
+def _whole_below(raw: Raw, key: str, count: int) -> int:
+    number = raw.get(key, 0)
+    if type(number) is not int or not 0 <= number < count:
+        raise ModelError(f"{key} is {short_repr(number)}, but must be a whole number from 0 to {count - 1}")
+    return number
+
+
+def _of_each(sizes: list[Any], layers: int, key: str) -> list[int]:
+    """A positive whole number of each layer, from one of all or one for each."""
+    each = sizes * layers if len(sizes) == 1 else sizes
+    if len(each) != layers or not all(type(size) is int and size > 0 for size in each):
+        raise ModelError(f"{key} is {short_repr(sizes)}, but must be a positive whole number, or {layers} of them")
+    return each
+
+
+def _cutoffs(raw: Raw, layers: int) -> list[float | None]:
+    """From the share of gates that do not pass: how many standard deviations above the mean the others are."""
+    usual = [0.95] * 10 + [0.0] * (layers - 10) if layers > 10 else [0.0] * layers
+    shares = usual if raw.get("activation_sparsity_pattern") is None else raw["activation_sparsity_pattern"]
+    if not isinstance(shares, list) or len(shares) != layers:
+        raise ModelError(f"activation_sparsity_pattern is {short_repr(shares)}, but must have {layers} numbers")
+    if not all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
+        raise ModelError(
+            f"activation_sparsity_pattern is {short_repr(shares)}, but must have numbers from 0 to below 1"
+        )
+    return [NormalDist().inv_cdf(share) if share else None for share in shares]
 
 
 def gemma4(raw: Raw) -> DecoderConfig:
@@ -163,9 +237,9 @@ def _per_layer_width(raw: Raw, default: int) -> int:
     return keys.positive_int(raw, "hidden_size_per_layer_input", default)
 
 
-def _kv_layers(raw: Raw, windows: tuple[int, ...]) -> list[int | None]:
+def _kv_layers(raw: Raw, windows: tuple[int, ...], usual: int = 0) -> list[int | None]:
     """For each layer the one whose keys and values it reads: of the last layers the last before them of their kind."""
-    shared = raw.get("num_kv_shared_layers", 0) or 0
+    shared = raw.get("num_kv_shared_layers", usual) or 0
     first = len(windows) - shared if type(shared) is int and shared >= 0 else 0
     made: list[int | None] = [None] * first
     for window in windows[first:]:
@@ -229,3 +303,18 @@ def gemma4_names(raw: Raw, config: DecoderConfig) -> Names:
         for part in ("weight", "bias"):
             made[f"layers.{number}.mixer.qkv.{part}"] = tuple(f"{attention}.{x}_proj.{part}" for x in heads)
     return made
+
+
+def gemma3n_names(raw: Raw, config: DecoderConfig) -> Names:
+    """Some layers have queries alone; a matrix for each vector of a row but the first."""
+    assert config.altup is not None
+    parts = {"into": "altup_projections", "back": "altup_unembed_projections"}
+    own: Names = {
+        f"streams.{ours}.{number}.weight": (f"model.{theirs}.{number}.weight",)
+        for ours, theirs in parts.items()
+        for number in range(config.altup.inputs - 1)
+    }
+    if not config.altup.scaled:  # checkpoints hold the vectors nevertheless
+        scales = (f"model.layers.{number}.altup.correct_output_scale" for number in range(config.num_hidden_layers))
+        own[f"{UNREAD}scale"] = tuple(scales)
+    return {**own, **gemma4_names(raw, config)}

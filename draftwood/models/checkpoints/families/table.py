@@ -25,7 +25,17 @@ from draftwood.models.checkpoints.families.hybrid_names import (
     QWEN_3_NEXT,
     QWEN_3_NEXT_ORDERS,
 )
-from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GEMMA_4, GPT_2, LLAMA, OPT, PHI_3, QWEN_3
+from draftwood.models.checkpoints.tensor_names import (
+    GEMMA_2,
+    GEMMA_3,
+    GEMMA_3N,
+    GEMMA_4,
+    GPT_2,
+    LLAMA,
+    OPT,
+    PHI_3,
+    QWEN_3,
+)
 
 DEEPSEEK_V3 = Family(latent.deepseek_v3, latent.LATENT, orders=latent.PAIRED, variants=latent.latent_names)
 FAMILIES: dict[str, Family] = {
@@ -108,5 +118,6 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": Family(gpt.gpt_bigcode, GPT_2, "transformer.", orders=parallel.TOGETHER),
     "gptj": Family(gpt.gptj, gpt.GPT_J, "transformer.", orders=PAIRS),
     "gpt_neo": Family(gpt.gpt_neo, gpt.GPT_NEO, "transformer."),
+    "gemma3n_text": Family(gemma.gemma3n, GEMMA_3N, variants=gemma.gemma3n_names),
     "gemma4_text": Family(gemma.gemma4, GEMMA_4, variants=gemma.gemma4_names),
 }
