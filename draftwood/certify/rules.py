@@ -130,6 +130,11 @@ def copies_alone(method: Method) -> bool:
     return isinstance(method, Lookup) and method.drafts == "copied"
 
 
+def _written(method: Method) -> bool:
+    """True where a draft's text is cut by the target's tokenizer: its tokens are drafted without chance."""
+    return getattr(method, "vocabulary", None) == "text"
+
+
 def required(method: Method) -> frozenset[str]:
     """The rules that rounds of a method must have exercised for its certificate to count; none of a lossy one."""
     if not method.lossless:
@@ -154,12 +159,12 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
         "drafts up to the limit",
     }
     if not copies_alone(method):
-        undrawn = method.verifier().coupled or options.get("drafts") == "best"
+        undrawn = method.verifier().coupled or options.get("drafts") == "best" or _written(method)
         kinds |= {"best draft" if undrawn else "drawn draft"}
         if options.get("draws") == "greedy" and max(_widths(method)) > 1:
             kinds |= {"best draft"}
     result |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
-    if looks(method) and not copies_alone(method):
+    if looks(method) and not (copies_alone(method) or _written(method)):
         result |= DRAFT_BEHIND_COPY
     if max(max_depth, len(_widths(method))) > 1:
         result |= {"rejected behind accepted drafts", "rejected with drafts below"}

@@ -27,7 +27,7 @@ from draftwood.certify.laws import (
 )
 from draftwood.certify.references import BeamLaw, Output, exact_law, slow_beam_search
 from draftwood.certify.rules import Tally
-from draftwood.certify.tables import PROMPT, Exit, SkippedTarget, StandInHead, StandInHeads
+from draftwood.certify.tables import PROMPT, Exit, SkippedTarget, StandInHead, StandInHeads, in_other_tokens
 from draftwood.core.records import Round
 from draftwood.depth import Auto
 from draftwood.engine.engine import Engine, prepare
@@ -82,6 +82,7 @@ class Case:
     about: str = ""  # the table
     target: TabularModel = field(init=False)
     models: list[TabularModel] = field(init=False)
+    drafts_loaded: list[CausalModel] = field(init=False)  # the models, in tokens of their own where that is certified
     stand_in: list[CausalModel] = field(init=False)  # for what drafts from the target
     engine: Engine = field(init=False)
     params: SamplingParams = field(init=False)
@@ -91,6 +92,9 @@ class Case:
         count = self.method.drafts_needed[0] if self.drafts is None else self.drafts
         self.target = self._random(0)
         self.models = [self._random(1 + i) for i in range(count)]
+        self.drafts_loaded = list(self.models)
+        if getattr(self.method, "vocabulary", None) is not None:
+            self.drafts_loaded = [in_other_tokens(model) for model in self.models]
         drafts_itself = self.method.drafts_needed[0] == 0 and type(self.method).models is not Method.models
         self.stand_in = [self._stand_in()] if drafts_itself and self._drafter != "lookup" else []
         self.engine = self._engine()
@@ -108,7 +112,7 @@ class Case:
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs."""
-        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=CACHE_BYTES)
+        engine = Engine(self.target, self.drafts_loaded, end_tokens=END, kv_cache_bytes=CACHE_BYTES)
         engine.builder.prepare = self._watch
         if self.stand_in:
             engine.set_draft_models(self.method, self.stand_in)

@@ -7,16 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
 from torch import Tensor
 
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.heads.medusa import Heads
+from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.tabular import TabularModel
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.models.text.vocabulary_map import VocabularyMap
 
 PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
 VOCAB = 5  # of windows
 CERTAIN_TOKENS = (1, 2, 3, 4)  # what is certain there, place by place
+EXTRA_WEIGHT = 0.3  # of a token that a draft has alone, of its likeliest token's
 DRAFT_DECAY = 0.4  # of a draft's chances there, from one token to the next
 
 
@@ -65,6 +72,23 @@ class StandInHead(TabularModel):
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         return super().forward(replace(batch, hidden=None), cache)
+
+
+def in_other_tokens(model: TabularModel) -> OtherVocabulary:
+    """A draft of the same law with a tokenizer of its own, which has a token more: the target lacks it."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        weights = model.law(prefix)
+        return [*weights, EXTRA_WEIGHT * max(weights)]
+
+    tokenizers = []
+    for size in (model.vocab_size, model.vocab_size + 1):
+        backend = Backend(BPE({"<end>": 0} | {chr(ord("a") + i): i for i in range(1, size)}, []))
+        backend.decoder = Fuse()
+        backend.add_special_tokens(["<end>"])
+        tokenizers.append(Tokenizer(backend, f"{size} letters"))
+    draft = TabularModel(law, model.vocab_size + 1, n_layers=model.n_layers)
+    return OtherVocabulary(draft, VocabularyMap.of(*tokenizers))
 
 
 def window_table(

@@ -131,15 +131,19 @@ class Proposer:
             return None
         return self.grammar.allowed(forest, node).only
 
-    def follow(self, forest: Forest, node: int, token: int) -> list[int]:
-        """Append a copied token below a node, a point mass, where the grammar lets it: the node for it, if any."""
+    def follow(self, forest: Forest, node: int, token: int, copied: bool = True) -> list[int]:
+        """Append a token, which lookup has found if `copied`, below a node, a point mass, where the grammar lets it.
+
+        The node for it, if any.
+        """
         if self.grammar is not None and not self.grammar.allowed(forest, node).has(token):
             return []
         forced = self.force(forest, node)
         if forced is not None:
             return [forced]
         children = forest.propose(node, [token], None)
-        forest.copied.update(children)
+        if copied:
+            forest.copied.update(children)
         return children
 
     def force(self, forest: Forest, node: int) -> int | None:

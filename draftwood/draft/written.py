@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwood.core.forest import Forest
-from draftwood.core.topology import TRUNK
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import Drafter, Drafting, Proposer
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
@@ -22,7 +21,8 @@ class TextDrafter(Drafter):
     """A chain of point masses: the draft writes its most probable token again and again, which needs no shared tokens.
 
     The text depends on verified tokens alone, so every rule for drafts without chance is exact. The depth controller
-    is asked before each of the draft's own tokens; a special token of the draft ends the text.
+    is asked before each of the draft's own tokens. A special token of the draft ends the text: it is drafted too, where
+    both have it.
     """
 
     source: TranslatedSession
@@ -58,12 +58,14 @@ class TextDrafter(Drafter):
         source, words = self.source, self.source.words
         at, state, count, text = source.at(forest, node), DraftState(0), 0, b""
         ends = [(0, at)]  # (bytes, node of the draft's forest) after each of its tokens
+        special: list[int] = []
         hidden = (source.model.n_layers,) if "hidden" in depth.needs else ()
         while count < limit and forest.grows(node) and source.readable(at) and depth.deeper(state):
             answer = yield Run(source, source.own, [source.asked(at)], hidden=hidden)
             ((token,),) = largest(answer.logits, 1)
             spelled = words.draft.spelled(token)
             if not spelled:
+                special = words.shared(token)
                 break
             at, count, text = source.own.add(at, token), count + 1, text + spelled
             ends.append((len(text), at))
@@ -72,13 +74,14 @@ class TextDrafter(Drafter):
                 read = next(iter(answer.hidden.values()), None)
                 state = DraftState(count, [], answer.logits, [(0, token)], read)
         whole, length = dict(ends), 0
-        for token in words.cut_by_target(forest.tail(node, TAIL), text):
-            length += len(words.target.spelled(token))
-            children = propose.follow(forest, node, token) if forest.grows(node) else []
+        for token in words.cut_by_target(forest.tail(node, TAIL), text) + special:
+            spelled = words.target.spelled(token)
+            length += len(spelled)
+            children = propose.follow(forest, node, token, copied=False) if forest.grows(node) else []
             if not children or forest.token[children[0]] != token:
                 break
             (node,) = children
-            if length in whole and whole[length] != TRUNK:
+            if spelled and length in whole:
                 source.place[node] = whole[length]
 
     def share(self, earlier: EarlierAnswers) -> None:

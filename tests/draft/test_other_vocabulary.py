@@ -132,6 +132,15 @@ def test_the_law_of_beams_is_that_of_beam_sampling(monkeypatch: pytest.MonkeyPat
     assert distance(enumerated, options, {"top_k": 2}, 2) < EXACT
 
 
+def test_a_draft_that_writes_its_end_drafts_the_targets() -> None:
+    """'a', 'b', then the end, in the tokens of each."""
+    target = TabularModel(lambda prefix: [0, 1, 0, 0] if len(prefix) < 3 else [1, 0, 0, 0], 4)
+    draft = TabularModel(lambda prefix: [0, 0, 1, 0] if len(prefix) < 3 else [1, 0, 0, 0], 4)
+    engine = Engine(target, [OtherVocabulary(draft, VocabularyMap.of(TARGET, DRAFT))], end_tokens=frozenset({0}))
+    found = engine.generate([1], {"name": "speculative", "gamma": 6, "vocabulary": "text"}, temperature=0)
+    assert found.tokens == [1, 1, 0] and [round_.accepted for round_ in found.rounds] == [3]
+
+
 # -- bits --------------------------------------------------------------------------------------------------------------
 
 METHODS: list[dict[str, Any]] = [

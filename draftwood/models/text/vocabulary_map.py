@@ -55,13 +55,18 @@ class Words:
         """What the tokenizer itself puts before a text."""
         return self.tokenizer.encode("")
 
-    def cut(self, text: bytes) -> list[int]:
-        """Ids whose bytes are a text's, always the longest that fits; bytes without any token are left out."""
+    def cut(self, text: bytes, whole: bool = False) -> list[int]:
+        """Ids whose bytes are a text's, always the longest that fits.
+
+        Bytes without any token are left out; where `whole`, so is all that is behind them.
+        """
         ids, at = [], 0
         while at < len(text):
             end = next((end for end in range(min(len(text), at + self.longest), at, -1) if text[at:end] in self), at)
             if end > at:
                 ids.append(self.by_bytes[text[at:end]])
+            elif whole:
+                break
             at = max(end, at + 1)
         return ids
 
@@ -161,6 +166,10 @@ class VocabularyMap:
             known = self._of_target[token] = self.draft.cut(spelled)
         return known
 
+    def shared(self, token: int) -> list[int]:
+        """The target's token that a token of the draft is; none where the target lacks it."""
+        return [id for id, place in zip(self.target_ids, self.draft_ids, strict=True) if place == token]
+
     def cut_by_target(self, before: Sequence[int], text: bytes) -> list[int]:
         """A drafted text in the target's tokens, as they would stand behind its tokens `before`.
 
@@ -176,14 +185,14 @@ class VocabularyMap:
                 break
             tail = spelled + tail
         try:
-            whole = (tail + text).decode()
+            ids = self.target.tokenizer.encode((tail + text).decode(), add_special=False)
         except UnicodeDecodeError:
-            return self.target.cut(text)
-        ids, left = self.target.tokenizer.encode(whole, add_special=False), len(text)
-        for at in range(len(ids) - 1, -1, -1):
-            left -= len(self.target.spelled(ids[at]))
-            if left == 0:
-                return ids[at:]
-            if left < 0:  # a token spans the beginning of the drafted text
-                break
-        return self.target.cut(text)
+            ids = []
+        drafted: list[int] = []
+        left = len(text)
+        while ids and left > 0:
+            drafted.insert(0, ids.pop())
+            left -= len(self.target.spelled(drafted[0]))
+        if b"".join(map(self.target.spelled, drafted)) == text:
+            return drafted
+        return self.target.cut(text, whole=True)  # a token spans its beginning, or it has bytes that no token has
