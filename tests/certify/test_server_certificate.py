@@ -96,7 +96,10 @@ def test_other_bits_of_weights_are_told_apart_from_ties() -> None:
 
 def test_another_servers_continuations() -> None:
     name = "continuations, against the other"
-    assert rows(Table(), name, against=Table(), samples=48)[name].verdict == "PASS"
+    few = rows(Table(), name, against=Table(), samples=24)[name]
+    assert few.verdict == "N/A" and "--samples" in few.reason
+    same = rows(Table(), name, against=Table(), samples=160)[name]
+    assert same.verdict == "PASS" and same.figures["total_variation_seen"] < 0.5
     found = rows(Table(), name, against=Table(shift=2.0), samples=160)[name]
     assert found.verdict == "FAIL" and found.figures["seen_after_pairs"] < 160
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -128,14 +128,11 @@ class Evidence:
         """
         if not self.laws:
             return None
-        width = max(map(len, self.laws))
-        p = np.zeros((len(self.laws), width))
-        for row, law in zip(p, self.laws, strict=True):
-            row[: len(law)] = law
+        p = _padded(self.laws)
         gains = np.stack([np.where(p > 0, tilted(p, power) / np.maximum(p, 1e-300), 1.0) for power in TILTS])
         logs = np.log(np.maximum(gains, 1e-300))
-        sides = [_least_seen(p, logs, powers, -math.log(self.risk), self.seed) for powers in (SHARPER, FLATTER)]
-        return None if None in sides else max(sides)  # type: ignore[type-var]
+        random, rows = np.random.default_rng(self.seed), np.arange(len(p))
+        return _least_seen(p, lambda q: logs[:, rows, _drawn(q, random)].cumsum(1), BETS, self.risk)
 
     def figures(self) -> dict[str, Any]:
         """For the certificate's JSON."""
@@ -162,53 +159,42 @@ def tilted(p: Row, power: float) -> Row:
     return raised / raised.sum(1, keepdims=True)  # type: ignore[no-any-return]
 
 
-def _least_seen(p: Row, logs: Row, powers: Sequence[float], least: float, seed: int) -> float | None:
-    random = np.random.default_rng(seed)
-    rows = np.arange(len(p))
-    for power in powers:
-        q = tilted(p, power)
-        cumulated = q.cumsum(1)
-        cumulated[:, -1] = 2.0
-        missed = 0
-        for _ in range(REPLICAS):
-            drawn = (random.random((len(p), 1)) < cumulated).argmax(1)
-            stakes = logs[:, rows, drawn].cumsum(1)  # [bets, tokens]
-            highest = stakes.max(0)
-            missed += not (highest + np.log(np.exp(stakes - highest).sum(0) / BETS) >= least).any()
-            if missed > (1 - POWER) * REPLICAS:
-                break
-        else:
-            return float(0.5 * np.abs(q - p).sum(1).mean())
-    return None
-
-
 @dataclass
 class TwoSamples:
     """An e-process over pairs of outcomes, one of each side: it guesses which is whose.
 
     Given the two outcomes of a pair and that both sides have the same law, either order is as probable; a guess that
     says "the first is x" with probability w multiplies the stake by 2 w if it is right. Guesses come from what each
-    side has drawn before. One bet for each `view` of an outcome; the mean of their stakes is the evidence.
+    side has drawn before, for each `view` of an outcome, or say that the second side is sharper or flatter. The mean
+    of all stakes is the evidence.
     """
 
     views: int
     risk: float = RISK
     pairs: int = 0
     seen_after: int | None = None
+    laws: list[Row] = field(default_factory=list)
     _counts: dict[tuple[Hashable, int], tuple[Counter[Hashable], Counter[Hashable]]] = field(
         default_factory=lambda: defaultdict(lambda: (Counter(), Counter()))
     )
 
     def __post_init__(self) -> None:
-        self.logs = np.zeros(self.views)
+        self.logs = np.zeros(self.views + len(SLOPES))
 
     @property
     def log(self) -> float:
         highest = float(self.logs.max())
         return highest + math.log(float(np.exp(self.logs - highest).mean()))
 
-    def add(self, context: Hashable, one: Sequence[Hashable], other: Sequence[Hashable]) -> None:
-        """A pair of outcomes under one context, each in all views."""
+    def add(
+        self,
+        context: Hashable,
+        one: Sequence[Hashable],
+        other: Sequence[Hashable],
+        law: Law | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        """A pair of outcomes under one context, each in all views; `law` is about that of the first tokens `names`."""
         self.pairs += 1
         for view, (x, y) in enumerate(zip(one, other, strict=True)):
             first, second = self._counts[context, view]
@@ -218,45 +204,69 @@ class TwoSamples:
                 self.logs[view] += math.log(2 * right / (right + wrong))
             first[x] += 1
             second[y] += 1
+        if law is not None:
+            p = dict(zip(law.names, law.p, strict=True))
+            scores = [math.log(p.get(name, law.p[-1])) for name in names]
+            self.logs[self.views :] += np.log(2 / (1 + np.exp(-SLOPES * (scores[0] - scores[1]))))
+            self.laws.append(law.p)
         if self.seen_after is None and self.log >= -math.log(self.risk):
             self.seen_after = self.pairs
 
     def power(self, seed: int = 0) -> float | None:
-        """The least total variation that would have been seen with probability `POWER`, by simulation.
+        """The least mean total variation, of first outcomes sharper and flatter, that would have been seen.
 
-        One side is simulated with the frequencies of both, in the first view; of the other's outcomes the more frequent
-        half of each context has lost a share to the rest.
+        With probability `POWER`, by simulation and the bets on that alone.
         """
-        laws = [_frequencies(*counts) for (_, view), counts in self._counts.items() if view == 0]
-        laws = [law for law in laws if len(law) > 1]
-        random = np.random.default_rng(seed)
-        for share in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9):
-            moved = [_moved(law, share) for law in laws]
-            each = -(-self.pairs // max(1, len(laws)))
+        if not self.laws:
+            return None
+        p = _padded(self.laws)
+        logs = np.log(np.maximum(p, 1e-300))
+        random, rows = np.random.default_rng(seed), np.arange(len(p))
+
+        def evidence(q: Row) -> Row:
+            gaps = logs[rows, _drawn(p, random)] - logs[rows, _drawn(q, random)]
+            return np.log(2 / (1 + np.exp(-SLOPES[:, None] * gaps))).cumsum(1)  # type: ignore[no-any-return]
+
+        return _least_seen(p, evidence, len(self.logs), self.risk)
+
+
+SLOPES = np.array([-1.0, -0.4, -0.15, 0.15, 0.4, 1.0])  # of guesses, in the difference of log-probabilities
+
+
+def _padded(laws: Sequence[Row]) -> Row:
+    """Laws as rows [N, K] of one table, 0 beyond their ends."""
+    p = np.zeros((len(laws), max(map(len, laws))))
+    for row, law in zip(p, laws, strict=True):
+        row[: len(law)] = law
+    return p
+
+
+def _drawn(q: Row, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """An outcome of each row of laws [N, K]."""
+    cumulated = q.cumsum(1)
+    cumulated[:, -1] = 2.0
+    return (random.random((len(q), 1)) < cumulated).argmax(1)  # type: ignore[no-any-return]
+
+
+def _least_seen(p: Row, evidence: Callable[[Row], Row], bets: int, risk: float) -> float | None:
+    """The larger of the least distances seen, of sharper and of flatter laws than p [N, K].
+
+    `evidence` simulates the logarithms of some stakes [.., N] of a server with other laws; `bets` share the stake.
+    """
+    found = []
+    for powers in (SHARPER, FLATTER):
+        for power in powers:
+            q = tilted(p, power)
             missed = 0
-            for _ in range(REPLICAS // 2):
-                test = TwoSamples(1, self.risk / self.views)
-                for place, (law, other) in enumerate(zip(laws, moved, strict=True)):
-                    draws = random.choice(len(law), each, p=law), random.choice(len(law), each, p=other)
-                    for x, y in zip(*draws, strict=True):
-                        test.add(place, [int(x)], [int(y)])
-                missed += test.seen_after is None
-                if missed > (1 - POWER) * (REPLICAS // 2):
+            for _ in range(REPLICAS):
+                stakes = evidence(q)
+                highest = stakes.max(0)
+                missed += not (highest + np.log(np.exp(stakes - highest).sum(0) / bets) >= -math.log(risk)).any()
+                if missed > (1 - POWER) * REPLICAS:
                     break
             else:
-                return float(np.mean([0.5 * np.abs(a - b).sum() for a, b in zip(laws, moved, strict=True)]))
-        return None
-
-
-def _frequencies(first: Mapping[Hashable, int], second: Mapping[Hashable, int]) -> Row:
-    counts = Counter(first) + Counter(second)
-    values = np.array(sorted(counts.values(), reverse=True), dtype=np.float64)
-    return values / values.sum()  # type: ignore[no-any-return]
-
-
-def _moved(law: Row, share: float) -> Row:
-    """The law after the upper half of its mass has given a share to the rest."""
-    upper = np.arange(len(law)) < max(1, int((law.cumsum() < 0.5).sum()))
-    loss = np.where(upper, share * law, 0.0)
-    rest = np.where(upper, 0.0, law)
-    return law - loss + loss.sum() * (rest / rest.sum())  # type: ignore[no-any-return]
+                found.append(float(0.5 * np.abs(q - p).sum(1).mean()))
+                break
+        else:
+            return None
+    return max(found)

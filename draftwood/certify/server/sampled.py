@@ -9,7 +9,7 @@ from typing import Any
 from draftwood.certify.checks import Advance, Check
 from draftwood.certify.server.claims import REST, SPECIAL, Asked
 from draftwood.certify.server.client import Answer, Gone, NotAsked
-from draftwood.certify.server.evidence import POWER, Evidence, TwoSamples
+from draftwood.certify.server.evidence import POWER, Evidence, Law, TwoSamples
 from draftwood.certify.server.greedy import spelled
 from draftwood.certify.server.subject import Subject
 
@@ -173,7 +173,11 @@ def two_sample_check(subject: Subject, asked: Asked, name: str, number: int, adv
         for first in subject.batches(ours):
             request, (one, *_) = first
             other = rival.ask([next(theirs)])[0][0]
-            test.add(request["prompt"], *([_beginning(each, view) for view in VIEWS] for each in (one, other)))
+            views = [[_beginning(each, view) for view in VIEWS] for each in (one, other)]
+            known = subject.law(request["prompt"], one, 0, asked) if subject.count and one.tokens else None
+            law = None if known is None else Law([*map(spelled, known[0].names)], known[0].p)
+            names = [spelled(each.tokens[0]) if each.tokens else "" for each in (one, other)]
+            test.add(request["prompt"], views[0], views[1], law, names)
             advance()
             if test.seen_after is not None:
                 break
@@ -188,9 +192,9 @@ def two_sample_check(subject: Subject, asked: Asked, name: str, number: int, adv
         return Check(name, "N/A", f"only {test.pairs} pairs: {stopped}", figures)
     least = test.power(number)
     figures |= {"total_variation_seen": least, "seen_with_probability": None if least is None else POWER}
-    power = (
-        f"would have seen a total variation of {least:.2f} with probability {POWER:g}" if least else "little is seen"
-    )
+    if least is None:
+        return Check(name, "N/A", f"{test.pairs} pairs are too few to see another law; allow more --samples", figures)
+    power = f"would have seen a total variation of {least:.2f} with probability {POWER:g}"
     return Check(name, "PASS", f"{test.pairs} pairs, e-value {10**log10:.2g}; {power}", figures)
 
 
