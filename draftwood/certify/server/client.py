@@ -24,6 +24,7 @@ from draftwood.util.safe_parsing import parse_json, short_repr
 MAX_ANSWER_BYTES = 16 << 20
 TRIES = 4  # of a request, where the server is busy or a connection breaks
 PAUSE = 0.5  # seconds before the second try; twice as long before each further one
+BROKEN = "broken stream of"  # the journal's record that streams are not asked for any more
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses of answers that may come out otherwise a little later
 NOT_THERE = {404, 405, 501}  # statuses of endpoints that a server does not have
 
@@ -96,6 +97,7 @@ class Server:
         self._kept: dict[str, Any] = {}
         if self.journal is not None:
             self._kept = {record["key"]: record["answer"] for record in self.journal.recovered()}
+            self.broken_stream = self._kept.get(f"{BROKEN} {self.url}", "")
 
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
         if len(requests) == 1:
@@ -142,7 +144,10 @@ class Server:
             if not body.pop("stream", False):
                 raise
             data = self._sent("POST", path, json.dumps(body).encode())
-            self.broken_stream = str(gone)
+            with self._lock:
+                if self.journal is not None and not self.broken_stream:
+                    self.journal.add({"key": f"{BROKEN} {self.url}", "answer": str(gone)})
+                self.broken_stream = str(gone)
         try:
             return _streamed(data) if body.get("stream") else _whole(_document(data))
         except (LookupError, TypeError, ValueError, AttributeError) as error:

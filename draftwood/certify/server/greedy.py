@@ -179,7 +179,7 @@ def _weights(name: str, subject: Subject, moves: Sequence[float]) -> Check:
     reason += (
         f", more than the {bound:.2g} of {subject.budget.precision}'s rounding: other weights, or other bits of them"
     )
-    return Check(name, "FAIL", reason, figures)
+    return Check(name, "FAIL", f"{reason} or of activations", figures)
 
 
 def _told(differences: Sequence[Difference]) -> str:
