@@ -93,6 +93,7 @@ class Server:
         self._lock = threading.Lock()
         self._began = self._next = time.monotonic()
         self.asked = 0  # requests, tries included
+        self.answered = 0  # requests for texts, by the server or the journal
         self.broken_stream = ""  # why streams are not asked for any more, where one broke off
         self._kept: dict[str, Any] = {}
         if self.journal is not None:
@@ -125,6 +126,8 @@ class Server:
                 self._kept[key] = answers
                 if self.journal is not None:
                     self.journal.add({"key": key, "answer": answers})
+        with self._lock:
+            self.answered += 1
         return [Answer(**one) for one in self._kept[key]]
 
     def _completion(self, fields: dict[str, Any]) -> list[Answer]:

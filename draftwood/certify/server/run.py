@@ -38,7 +38,7 @@ class ServerCertificate:
     against: str | None
     checks: Sequence[Check]
     drafts: dict[str, float]  # drafted and accepted tokens while it was tested, by the server's own counters
-    requests: int
+    requests: int  # that were answered, by the journal too
     began: str
     complete: bool
 
@@ -121,7 +121,7 @@ def _certificate(
     after = drafting(server) if complete else {}
     drafts = {name: value - before.get(name, 0.0) for name, value in after.items()}
     rival = None if against is None else against.name
-    return ServerCertificate(fingerprint(subject), rival, checks, drafts, server.asked, began, complete)
+    return ServerCertificate(fingerprint(subject), rival, checks, drafts, server.answered, began, complete)
 
 
 def jobs(subject: Subject) -> Iterator[Job]:
