@@ -237,6 +237,18 @@ VARIANTS |= {
         },
     ),
 }
+VARIANTS |= {
+    "dots1": (
+        "dots1",
+        {
+            **{**EXPERTS, "n_routed_experts": 6, "n_shared_experts": 2, "n_group": 2, "topk_group": 1},
+            **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "sliding_window": 5, "max_window_layers": 2},
+        },
+    ),
+    "minimax_m2": ("minimax_m2", {**LOCAL, "rotary_dim": 4}),
+    "hunyuan_moe": ("hunyuan_v1_moe", {**SHAPE, "head_dim": 8, "num_experts": 6, "moe_topk": 2}),
+    "granitemoeshared": ("granitemoeshared", {**LOCAL, "shared_intermediate_size": 24, "residual_multiplier": 0.3}),
+}
 BLOOM = {**{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"}, "n_layer": 3, "n_head": 4}
 LONG_AND_SHORT = {**LONG_ROPE, "short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 64}
 VARIANTS |= {
@@ -403,6 +415,13 @@ HYBRID_MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **{**HYBRIDS["nemotron_h"][1], "layers_block_type": ["mamba", "moe", "attention", "moe"]},
             **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
             **{"moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5},
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **{**SHAPE, "layer_types": CONV, "num_dense_layers": 1, "moe_intermediate_size": 24, "num_experts": 6},
+            **{"num_experts_per_tok": 2, "tie_word_embeddings": False},
         },
     ),
     "granite_hybrid_experts": ("granitemoehybrid", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),

@@ -110,7 +110,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing head": (without("lm_head.weight"), r"tensor lm_head\.weight is missing"),
     "wrong width": (with_tensor(K, torch.zeros(16, 31)), rf"{K} \[16, 31\], .* does not fit .* \[64, 32\] together"),
     "wrong height": (with_tensor(K, torch.zeros(8, 32)), rf"{K} \[8, 32\], .* does not fit .* \[64, 32\] together"),
-    "scalar": (with_tensor("model.norm.weight", torch.tensor(1.0)), r"tensor model\.norm\.weight \[\] does not fit"),
+    "scalar": (with_tensor("model.norm.weight", torch.tensor(1.0)), r"tensor model\.norm\.weight \[1\] does not fit"),
     "other vocabulary": (
         config(vocab_size=97),
         r"embed_tokens\.weight \[96, 32\] does not fit config\.json",

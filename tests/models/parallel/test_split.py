@@ -71,7 +71,7 @@ def walk(decoder: Decoder) -> list[torch.Tensor]:
 
 WHOLE = (
     *("olmo2", "olmo3", "mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "qwen2_moe", "qwen3_moe"),
-    *("ernie4_5_moe", "phimoe", "bloom", "mpt", "bitnet"),
+    *("ernie4_5_moe", "dots1", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared", "phimoe", "bloom", "mpt", "bitnet"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3"),
 )
 USUAL = ("mistral", "qwen3", "phi3", "gemma", "gemma3", "opt", "gpt2", "gpt_neox", "cohere")

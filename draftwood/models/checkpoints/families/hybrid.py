@@ -151,6 +151,22 @@ def lfm2(raw: Raw) -> DecoderConfig:
     )
 
 
+def lfm2_moe(raw: Raw) -> DecoderConfig:
+    """LFM2 with experts behind the first layers."""
+    known = {key: value for key, value in raw.items() if value is not None}
+    config = lfm2({"hidden_size": 2048, "intermediate_size": 7168, **known, "block_auto_adjust_ff_dim": False})
+    experts = ExpertsConfig(
+        **experts_of(raw, 32, 4, 1792),
+        scoring="sigmoid",
+        normalised=keys.flag(raw, "norm_topk_prob", True),
+        scale=keys.positive_number(raw, "routed_scaling_factor", 1.0),
+        selection_bias=keys.flag(raw, "use_expert_bias", True),
+    )
+    dense = keys.whole_number(raw, "num_dense_layers", 2)
+    each = ((*layer, ("experts", experts if number >= dense else None)) for number, layer in enumerate(config.layers))
+    return replace(config, layers=tuple(each))
+
+
 def _mamba(raw: Raw, width: int) -> RecurrentConfig:
     """A Mamba-2 layer, by the keys of Granite 4, Bamba and Falcon-H1; `width` is that of all its values."""
     keys.only(raw, "hidden_act", "silu")

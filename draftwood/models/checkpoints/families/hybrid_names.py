@@ -46,6 +46,16 @@ LFM_2: Names = {
     "layers.{i}.feed.down.weight": (f"{_LAYER}.feed_forward.w2.weight",),
 }
 
+LFM_2_MOE: Names = {
+    **LFM_2,
+    "layers.{i}.feed.router.weight": (f"{_LAYER}.feed_forward.gate.weight",),
+    "layers.{i}.feed.selection_bias": (f"{_LAYER}.feed_forward.expert_bias",),
+    "layers.{i}.feed.experts.{e}.gate_up.weight": tuple(
+        f"{_LAYER}.feed_forward.experts.{{e}}.{x}.weight" for x in ("w1", "w3")
+    ),
+    "layers.{i}.feed.experts.{e}.down.weight": (f"{_LAYER}.feed_forward.experts.{{e}}.w2.weight",),
+}
+
 GRANITE_HYBRID: Names = {
     **LLAMA,
     **_recurrent("mamba"),
