@@ -33,6 +33,14 @@ def trained_head(model: CausalModel) -> str | None:
     return "heads" if isinstance(model, Heads) else "eagle" if hasattr(model, "reads") else None
 
 
+def comes_with(target: CausalModel, kind: str) -> bool:
+    """Whether a kind of `COMPANIONS` is in a target's checkpoint, or in a file next to it."""
+    home: Path | None = getattr(target, "home", None)
+    if home is None:
+        return False
+    return mtp.present(getattr(target, "source", None)) if kind == "mtp" else companion(home, kind).is_file()
+
+
 def default_method(
     drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
 ) -> tuple[Method, Sequence[CausalModel] | None]:
@@ -48,11 +56,8 @@ def default_method(
             return Method.parse(COMPANIONS[kind]), None
     if drafts:
         return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
-    home: Path | None = getattr(target, "home", None)
     for kind, options in COMPANIONS.items():
-        if target is None or home is None:
-            break
-        if mtp.present(getattr(target, "source", None)) if kind == "mtp" else companion(home, kind).is_file():
+        if target is not None and comes_with(target, kind):
             method = Method.parse(options)
             try:
                 return method, method.models(target, ())

@@ -15,9 +15,9 @@ import torch
 from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError, RequestError
 from draftwood.methods import Method
-from draftwood.methods.default import trained_head
+from draftwood.methods.default import comes_with, trained_head
 from draftwood.models.base import CausalModel
-from draftwood.models.checkpoints.artifact import KINDS, companion
+from draftwood.models.checkpoints.artifact import KINDS
 from draftwood.runtime.cost import share_read
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
@@ -38,7 +38,8 @@ TREES = [Method.parse({"name": "mcsd", "tree": tree}) for tree in TREE_SHAPES]
 EXITS = [Method.parse({"name": "eesd", "gamma": gamma}) for gamma in (4, 2, 6, 1)]
 BEAMS = [Method.parse({"name": "dsbd", "gamma": gamma}) for gamma in (3, 2, 1, 4)]
 LOOKUPS = [Method.parse({"name": "lookup", "drafts": drafts}) for drafts in ("copied", "drawn")]
-OWN = {  # what may lie next to a target's weights -> settings that draft with it
+OWN = {  # what may come with a target's weights -> settings that draft with it
+    "mtp": [Method.parse({"name": "mtp", "gamma": gamma}) for gamma in (2, 4, 1)],
     "exit": EXITS,
     "eagle": [Method.parse({"name": "eagle", "gamma": gamma}) for gamma in (4, 2, 6)],
     "heads": [Method.parse("medusa")],
@@ -235,17 +236,17 @@ def plan(
 
 def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
     """Settings for what was trained for the target, where it is there: next to its weights, or given as a draft."""
-    found, home = [], getattr(runs.engine.target, "home", None)
+    found = []
     given = [trained_head(model) for model in runs.engine.drafts]
     for kind, settings in OWN.items():
-        if kind in given or (home is not None and companion(home, kind).is_file()):
+        if kind in given or comes_with(runs.engine.target, kind):
             try:
                 runs.one(settings[0], 0, 4)
             except DraftwoodError as error:
                 notes.append(f"{settings[0].name} is left out: {error}")
             else:
                 found.append(settings)
-        else:
+        elif kind in KINDS:
             what, command = KINDS[kind]
             notes.append(f"{settings[0].name} is left out: there is no {what}; `{command}` makes one")
     return found
