@@ -37,7 +37,9 @@ def test_random_requests(served: Running, examples: int) -> None:
             @bounds
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: Any) -> None:
-                case.call_and_validate(excluded_checks=EXCLUDED)
+                answer = case.call()
+                if answer.status_code != 413:  # too long a body is refused whatever is in it
+                    case.validate_response(answer, excluded_checks=EXCLUDED)
 
             ask()
             seen += 1
