@@ -1,4 +1,4 @@
-"""Gemma 4 as llama.cpp's converter writes it."""
+"""Gemma 3n and 4 as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 NAMES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+NAMES |= {"altup.correct_output_scale": "altup_correct_scale.weight"}
 NAMES |= {"layer_scalar": "layer_output_scale.weight"}
 NAMES |= {f"experts.{part}_proj": f"ffn_{part}_exps.weight" for part in ("gate_up", "down")}
 
@@ -21,6 +23,16 @@ def name(theirs: str) -> str:
 
 def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from other families; none of other families."""
+    if raw["model_type"] == "gemma3n_text":
+        normal = torch.distributions.Normal(0, 1)
+        return {
+            **{f"altup.{key}": raw[f"altup_{key}"] for key in ("active_idx", "num_inputs")},
+            "embedding_length_per_layer_input": raw["hidden_size_per_layer_input"],
+            "attention.shared_kv_layers": raw["num_kv_shared_layers"],
+            "activation_sparsity_scale": normal.icdf(torch.tensor(raw["activation_sparsity_pattern"])).tolist(),
+            "attention.sliding_window": raw["sliding_window"],
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in raw["layer_types"]],
+        }
     if raw["model_type"] != "gemma4_text":
         return {}
     layers, shared = raw["num_hidden_layers"], raw["num_kv_shared_layers"]
@@ -43,6 +55,16 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw["enable_moe_block"]:
         values["expert_used_count"] = raw["top_k_experts"]
     return values
+
+
+def stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors with Gemma 3n's matrices of each vector of a row together; those of other families as they are."""
+    made = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.altup_")}
+    for part, own in (("projections", "altup_proj"), ("unembed_projections", "altup_unembd_proj")):
+        some = [tensor for name, tensor in sorted(tensors.items()) if name.startswith(f"model.altup_{part}.")]
+        if some:
+            made[f"{own}.weight"] = torch.stack(some)
+    return made
 
 
 def tensors(raw: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared, without_nextn
-from draftwood.models.checkpoints.gguf_gemma import gemma, gemma4, gemma4_names
+from draftwood.models.checkpoints.gguf_gemma import gemma, gemma3n, gemma3n_names, gemma4, gemma4_names
 from draftwood.models.checkpoints.gguf_metadata import FULL, SLIDING, Metadata, Reader, renamed, windows
 
 
@@ -139,6 +139,7 @@ ARCHITECTURES = {
     "phi3": Architecture("phi3", _phi3),
     "gemma2": Architecture("gemma2", gemma(46, 2, 4096), offset_norms=True),
     "gemma3": Architecture("gemma3_text", gemma(62, 6, 0), offset_norms=True),
+    "gemma3n": Architecture("gemma3n_text", gemma3n, by_layer=True, adapt=gemma3n_names),
     "gemma4": Architecture("gemma4_text", gemma4, by_layer=True, adapt=gemma4_names),
     "smollm3": Architecture("smollm3", turned_pairs=True),
     "olmo": Architecture("olmo", renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),

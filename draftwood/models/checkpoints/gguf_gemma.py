@@ -32,6 +32,36 @@ def gemma(layers_of_27b: int, every: int, default: int) -> Reader:
     return read
 
 
+def gemma3n(file: Metadata, raw: Raw) -> Raw:
+    made = windows(5, 512)(file, raw)
+    rope = {FULL: raw["rope_parameters"], SLIDING: {"rope_theta": file.value("rope.freq_base_swa", 10000.0)}}
+    return made | {
+        "intermediate_size": file.array("feed_forward_length") or raw["intermediate_size"],
+        "rope_parameters": rope,
+        "final_logit_softcapping": file.value("final_logit_softcapping", 30.0),
+        "activation_sparsity_scale": file.array("activation_sparsity_scale") or None,  # instead of shares
+        "altup_active_idx": file.value("altup.active_idx", 0),
+        "altup_num_inputs": file.value("altup.num_inputs", 4),
+        "laurel_rank": file.shape("blk.0.laurel_l.weight")[0][0],
+        "hidden_size_per_layer_input": file.value("embedding_length_per_layer_input", 256),
+        "vocab_size_per_layer_input": file.shape("per_layer_token_embd.weight")[0][0],
+        "num_kv_shared_layers": file.value("attention.shared_kv_layers", 15),
+    }
+
+
+def gemma3n_names(file: Metadata, family: Family) -> Family:
+    """Matrices for each vector of a row but the first are one tensor."""
+    parts = {"into": "altup_proj", "back": "altup_unembd_proj"}
+    names = dict(family.names)
+    for key in names:
+        stack, _, number = key.removeprefix("streams.").removesuffix(".weight").partition(".")
+        if key.startswith("streams."):
+            names[key] = (f"{parts[stack]}.weight[{number}]",)
+        if key == "layers.{i}.altup.scale":
+            names[key] = ("blk.{i}.altup_correct_scale.weight",)
+    return replace(family, names=names)
+
+
 def gemma4(file: Metadata, raw: Raw) -> Raw:
     """Sizes of heads and feed-forwards differ from layer to layer; a head's is that of layers without a window."""
     made = windows(6, 512)(file, raw) | renamed(final_logit_softcapping="final_logit_softcapping")(file, raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from draftwood.models.checkpoints.config_keys import Raw
@@ -21,6 +22,10 @@ class Metadata(Protocol):
 
     def has(self, name: str) -> bool:
         """True if the file has this tensor."""
+        ...
+
+    def shape(self, name: str) -> tuple[list[int], Path]:
+        """Shape and file of a tensor that must be there."""
         ...
 
     def vector(self, name: str) -> list[float]:

@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
     "mixtral": ({"sliding_window": None}, {}),
     "olmoe": ({"norm_topk_prob": False}, {}),
     "gpt_oss": ({"swiglu_limit": 7.0}, {}),
-    **{name: ({}, {}) for name in ("gemma4", "gemma4_per_layer", "gemma4_experts")},
+    **{name: ({}, {}) for name in ("gemma3n", "gemma4", "gemma4_per_layer", "gemma4_experts")},
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 32}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
+from math import isfinite, sqrt
 from typing import Any
+
+import torch
 
 from draftwood.errors import ModelError
 from draftwood.models.altup_config import AltUpConfig
@@ -168,6 +170,9 @@ def _of_each(sizes: list[Any], layers: int, key: str) -> list[int]:
 
 def _cutoffs(raw: Raw, layers: int) -> list[float | None]:
     """From the share of gates that do not pass: how many standard deviations above the mean the others are."""
+    known = raw.get("activation_sparsity_scale")  # in GGUF files; minus infinity where all gates pass
+    if isinstance(known, list) and len(known) == layers and all(isinstance(cutoff, float) for cutoff in known):
+        return [cutoff if isfinite(cutoff) else None for cutoff in known]
     usual = [0.95] * 10 + [0.0] * (layers - 10) if layers > 10 else [0.0] * layers
     shares = usual if raw.get("activation_sparsity_pattern") is None else raw["activation_sparsity_pattern"]
     if not isinstance(shares, list) or len(shares) != layers:
@@ -176,7 +181,8 @@ def _cutoffs(raw: Raw, layers: int) -> list[float | None]:
         raise ModelError(
             f"activation_sparsity_pattern is {short_repr(shares)}, but must have numbers from 0 to below 1"
         )
-    return [NormalDist().inv_cdf(share) if share else None for share in shares]
+    quantiles = (torch.erfinv(2 * torch.tensor(shares, dtype=torch.float32) - 1) * sqrt(2)).tolist()  # as in training
+    return [quantile if share else None for share, quantile in zip(shares, quantiles, strict=True)]
 
 
 def gemma4(raw: Raw) -> DecoderConfig:
