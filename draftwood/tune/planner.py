@@ -237,6 +237,8 @@ def plan(
 def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
     """Settings for what was trained for the target, where it is there: next to its weights, or given as a draft."""
     found = []
+    if not runs.engine.drafts:
+        notes.append("there is no draft model: name one with --draft, or make one with `draftwood train draft`")
     given = [trained_head(model) for model in runs.engine.drafts]
     for kind, settings in OWN.items():
         if kind in given or comes_with(runs.engine.target, kind):
@@ -247,8 +249,7 @@ def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
             else:
                 found.append(settings)
         elif kind in KINDS:
-            what, command = KINDS[kind]
-            notes.append(f"{settings[0].name} is left out: there is no {what}; `{command}` makes one")
+            notes.append(f"{settings[0].name} is left out: `{KINDS[kind][1]}` makes what it drafts with")
     return found
 
 
