@@ -4,7 +4,7 @@
 acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
 wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
 Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches. Mixtures of experts are files
-of random weights, without a draft, too (recipes/random_mixture.py).
+of random weights, without a draft, too (recipes/random_models.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.util.safe_parsing import read_text
-from recipes import random_mixture
+from recipes import random_models
 from recipes.real_models import GEMMA, SMOLLM2
 from recipes.real_models import directory as real_models
 
@@ -42,7 +42,11 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
 REAL = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA}
-MIXTURES = {f"a3b-4-layers-{kind.lower()}": kind for kind in ("Q4_0", "Q4_K")}
+RANDOM = {  # files of random weights: their shape, and the type of their matrices
+    f"{name}-{kind.lower()}": (shape, kind)
+    for name, shape in (("a3b-4-layers", random_models.Mixture()), ("qwen3.5-4b-8-layers", random_models.Hybrid()))
+    for kind in ("Q4_0", "Q4_K")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,11 @@ def pair(name: str) -> Pair:
         if not target.is_file():
             raise ConfigurationError(f"{target} is not there; `python -m recipes.real_models` fetches it")
         return Pair(name, target, None, place)
-    if name in MIXTURES:
-        return Pair(name, random_mixture.write(place / f"{name}.gguf", MIXTURES[name]), None, place)
+    if name in RANDOM:
+        model, kind = RANDOM[name]
+        return Pair(name, random_models.write(place / f"{name}.gguf", kind, model), None, place)
     if name not in PAIRS:
-        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL, *MIXTURES]))
+        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL, *RANDOM]))
     if not PAIRS[name]:
         return Pair(name, EMBEDDED / "target", EMBEDDED / "draft", place)
     for role, shape in PAIRS[name].items():

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from benchmarks.engines import peak_bytes
 
 WARM_UP_TOKENS = 8
+TREE = "tree of "  # before the number of nodes
 
 
 class Reader(Protocol):
@@ -48,9 +49,11 @@ def speed(model: Reader, job: dict[str, Any], base: int) -> dict[str, Any]:
     result = {"token": (whole - one) / (count - 1), "prompt": seconds(lambda: model.decode(prompt, 1))}
     peak = peak_bytes() - base
     behind = prompt[len(context) :]
-    forwards = {rows: model.forward(context, behind[:rows]) for rows in job["rows"]}
+    forwards = {str(rows): model.forward(context, behind[:rows]) for rows in job["rows"]}
+    if (tree := getattr(model, "tree", None)) is not None:
+        forwards |= {f"{TREE}{nodes}": tree(context, behind[:nodes]) for nodes in job.get("trees", ())}
     turns = [{rows: seconds(each) for rows, each in forwards.items()} for _ in range(1 + job["forwards"])][1:]
-    rows = {str(rows): median(turn[rows] for turn in turns) for rows in forwards}
+    rows = {name: median(turn[name] for turn in turns) for name in forwards}
     return {**result, "peak_bytes": peak, "rows": rows}
 
 
@@ -90,6 +93,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 def longest(job: dict[str, Any]) -> int:
     """The most tokens that a job has in memory at once."""
     lengths = [len(job.get("prompt", ())) + int(job.get("tokens", 1)), *map(len, job.get("texts", ()))]
+    lengths.append(job.get("context", 0) + sum(job.get("rows", ())) * (1 + job.get("forwards", 0)))  # see file_llama
     return -(-max(lengths) // 64) * 64
 
 

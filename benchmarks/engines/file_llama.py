@@ -33,18 +33,22 @@ class Model:
             llama_cpp.llama_cpp.llama_model_default_params = as_stored
         count = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
         self.model = Llama(job["file"], n_ctx=longest(job), verbose=False, **count)
+        lib, own = llama_cpp.llama_cpp, self.model._model.model
+        self.forgets = not (lib.llama_model_is_hybrid(own) or lib.llama_model_is_recurrent(own))
+        self.end = 0  # of what it has read
 
     def _read(self, tokens: list[int], first: int, all_logits: bool = False) -> Any:
         """Read tokens at positions from `first` on; the logits [token, vocabulary] of all of them, or of the last."""
         import numpy as np
 
         model = self.model
-        if not model._ctx.kv_cache_seq_rm(-1, first, -1):
+        if first != self.end and not model._ctx.kv_cache_seq_rm(-1, first, -1):
             raise RuntimeError(f"llama.cpp cannot forget what is behind {first} tokens")
         for start in range(0, len(tokens), model.n_batch):
             some = tokens[start : start + model.n_batch]
             model._batch.set_batch(some, first + start, all_logits)
             model._ctx.decode(model._batch)
+        self.end = first + len(tokens)
         rows = len(some) if all_logits else 1
         return np.ctypeslib.as_array(model._ctx.get_logits(), (rows, model.n_vocab()))
 
@@ -55,8 +59,10 @@ class Model:
         return tokens
 
     def forward(self, context: list[int], tokens: list[int]) -> Callable[[], object]:
+        """Of a model that cannot forget a part of what it has read, tokens lie one after the other."""
+
         def read() -> object:
-            return self._read(tokens, len(context), True)
+            return self._read(tokens, len(context) if self.forgets else self.end, True)
 
         self._read(context, 0)
         return read

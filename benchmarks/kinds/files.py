@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.bench import Bench, rotated
+from benchmarks.engines import file_cell
 from benchmarks.engines.gguf_file import write
 from benchmarks.experiment import HERE, ExperimentRun, Kind, Rows
 from benchmarks.intervals import median, perplexity_ratio
@@ -47,6 +48,7 @@ class Files(Kind):
     prompt: int = 512
     context: int = 64
     rows: tuple[int, ...] = (1, 2, 4, 8)
+    trees: tuple[int, ...] = ()  # nodes of binary trees that ours computes, too
     forwards: int = 9  # of each number of rows, in one process
     documents: int = 12
     contexts: tuple[int, ...] = ()  # tokens behind which one more is timed, in the first repeats
@@ -60,7 +62,7 @@ class Files(Kind):
         documents = islice(mixed("held-out"), self.documents)
         texts = [words.encode(document.text)[: self.prompt] for document in documents]
         tokens = chain.from_iterable(words.encode(document.text) for document in mixed("held-out", seed=1))
-        work = {**self.model_dump(include={"tokens", "context", "rows", "forwards"})}
+        work = {**self.model_dump(include={"tokens", "context", "rows", "trees", "forwards"})}
         long = [*islice(tokens, max(self.prompt, *self.contexts, 0) + 1)]
         work["prompt"] = prompt = long[: self.prompt]
         far = {"contexts": self.contexts, "forwards": self.forwards, "prompt": long}
@@ -206,7 +208,8 @@ def rows(engine: str, measured: list[dict[str, Any]]) -> Rows:
     return [
         {
             "engine": engine,
-            "rows": int(number),
+            "rows": int(number.removeprefix(file_cell.TREE)),
+            "shape": "tree" if number.startswith(file_cell.TREE) else "chain",
             "ms": median([1000 * each["rows"][number] for each in measured]),
             "to_one": median([each["rows"][number] / each["rows"]["1"] for each in measured]),
         }

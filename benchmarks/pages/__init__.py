@@ -18,7 +18,7 @@ def made(root: Path) -> dict[Path, str]:
         first: filled(first, {"speed table": readme.speed_table()}),
         card: filled(card, model_card.tables()),
         rules: filled(rules, {"rules": depth.table()}),
-        models: filled(models, {"files": files.table(), "mixtures": files.mixtures()}),
+        models: filled(models, {"files": files.table(), "mixtures": files.mixtures(), "hybrids": files.hybrids()}),
         claims: papers.filled(contents(claims)),
     }
 

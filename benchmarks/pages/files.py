@@ -23,24 +23,49 @@ MANY_ROWS = (4, 8)
 MIXTURES = """Qwen3-30B-A3B's layer shape, 4 of its 48 layers, with random weights: draftwood / llama.cpp, which crashes
 on these files where it reorders weights, so it does not reorder them here. A forward pass of several rows over that of
 one stands beside the bytes that their distinct experts have, over those of one."""
+HYBRIDS = """Qwen3.5-4B's layer shape, 8 of its 32 layers, with random weights: draftwood / llama.cpp; a forward pass of
+a chain of several rows, and of a tree of 16 nodes, over that of one row, states of recurrent layers included. llama.cpp
+keeps no state that it could go back to, so it computes no tree."""
 
 
 def mixtures() -> str:
     """A row for each file of a mixture, as in `table`; empty where none was measured."""
-    if not documents("mixtures"):
+    return random_models("mixtures", MIXTURES)
+
+
+def hybrids() -> str:
+    """The same of hybrids."""
+    return random_models("hybrids", HYBRIDS)
+
+
+def random_models(experiment: str, said: str) -> str:
+    """What is said of files with random weights, and a row for each; empty where none was measured."""
+    if not documents(experiment):
         return ""
-    found, rows = frame("mixtures", "files"), frame("mixtures", "rows")
+    found, rows, speeds = frame(experiment, "files"), frame(experiment, "rows"), speed(experiment)
     lines = []
     for run, engines in found.groupby("run", sort=False):
         line: dict[str, Any] = {"file": run, "types": engines["types"].iloc[0]}
         for name in ("ms a token", "prompt, s", "memory, MB"):
             line[name] = both(engines, *COLUMNS[name])
+        line["speed"] = times(speeds[run], True) if run in speeds else "-"
+        of_run = rows[rows["run"] == run]
+        trees = of_run[of_run["shape"] == "tree"] if "shape" in of_run else of_run[:0]
         for count in MANY_ROWS:
-            of_count = rows[(rows["run"] == run) & (rows["rows"] == count)]
-            read = of_count[of_count["engine"] == OURS]["bytes_to_one"].iloc[0]
-            line[f"{count} rows"] = f"{both(of_count, 'to_one', '.2f', 1)} ({read:.2f})"
+            of_count = of_run[(of_run["rows"] == count) & ~of_run.index.isin(trees.index)]
+            read = of_count[of_count["engine"] == OURS].get("bytes_to_one")
+            beside = "" if read is None or read.isna().all() else f" ({read.iloc[0]:.2f})"
+            line[f"{count} rows"] = both(of_count, "to_one", ".2f", 1) + beside
+        for count in trees["rows"].unique():
+            line[f"tree of {count}"] = format(trees[trees["rows"] == count]["to_one"].map(value).iloc[0], ".2f")
         lines.append(line)
-    return f"{MIXTURES}\n\n{markdown(pd.DataFrame(lines))}\n\n{sources('mixtures')}"
+    return f"{said}\n\n{markdown(pd.DataFrame(lines))}\n\n{sources(experiment)}"
+
+
+def speed(experiment: str) -> dict[str, Any]:
+    """llama.cpp's time of a token over ours, of each run."""
+    ratios = frame(experiment, "ratios", what="token")
+    return {} if ratios.empty else dict(zip(ratios["run"], ratios["ratio"], strict=True))
 
 
 def table() -> str:
@@ -49,8 +74,7 @@ def table() -> str:
     if not measured:
         return ""
     prompt = measured[0]["settings"]["prompt"]
-    found, rows, ratios = frame("files", "files"), frame("files", "rows"), frame("files", "ratios", what="token")
-    speeds = {} if ratios.empty else dict(zip(ratios["run"], ratios["ratio"], strict=True))
+    found, rows, speeds = frame("files", "files"), frame("files", "rows"), speed("files")
     lines = []
     for run, engines in found.groupby("run", sort=False):
         line: dict[str, Any] = {"file": run, "types": engines["types"].iloc[0]}

@@ -23,9 +23,9 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.text.tokenizer import Tokenizer
-from recipes import random_mixture
+from recipes import random_models
 
-MIXTURE = random_mixture.Mixture(1, 256, 4, 2, 64, 6, 2, 256, 300)
+MIXTURE = random_models.Mixture(1, 256, 4, 2, 64, 6, 2, 256, 300)
 RUN = ExperimentRun(dtype="auto")
 
 
@@ -189,7 +189,7 @@ def test_llama_cpp_reads_the_same_texts(models: Pair, tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_mixture(tmp_path: Path) -> None:
-    file = random_mixture.write(tmp_path / "x.gguf", "Q4_0", MIXTURE)
+    file = random_models.write(tmp_path / "x.gguf", "Q4_0", MIXTURE)
     read = [files.bytes_to_one(GgufWeights(file), rows)["bytes_to_one"] for rows in (1, 8, 10_000)]
     sizes = {name: entry.size for name, entry in GgufWeights(file).file.tensors.items() if name != "token_embd.weight"}
     routed = sum(size for name, size in sizes.items() if "_exps" in name)
