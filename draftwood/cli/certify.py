@@ -43,6 +43,7 @@ class ServerOptions(OptionGroup):
     against_api_key: str | None = flag(None, "The other server's; better in DRAFTWOOD_AGAINST_API_KEY.", "KEY")
     journal: Path | None = flag(None, "Keep answers here; the command goes on from them when it runs again.", "FILE")
     page: Path | None = flag(None, "Write the certificate as a page, too.", "FILE")
+    skip: list[str] = flag([], "Leave a check out, such as one that the server dies of. Repeatable.", "CHECK")
 
     def given(self, decoding: MethodOptions, every: bool) -> bool:
         """Whether a server is to be certified; ConfigurationError where options of both kinds are given."""
@@ -189,7 +190,7 @@ def certify_server(
             update(completed=requests, description=f"requests; {check}")
             return not wanted()
 
-        found = certify_server(certified, other, texts, asking, watch)
+        found = certify_server(certified, other, texts, asking, watch, server.skip)
     document = found.as_dict()
     rows = [(f"{found.server['url']} {found.server['model']}", found.verdict, found.complete, found.checks)]
     closing = f"verdict: {found.verdict} after {found.requests:,} requests" + (

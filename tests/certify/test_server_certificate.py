@@ -174,6 +174,7 @@ def test_the_command(command: Any, tmp_path: Path) -> None:
         assert done.code == 0 and re.search(r"verdict: PASS after \d+ requests", done.out), done
         assert max(map(len, done.out.splitlines())) <= 80
         assert json.loads(out.read_text())["verdict"] == "PASS" and "PASS" in html.read_text()
+        assert "is no check 'top-q' (did you mean 'top-p'?)" in command("certify", "--url", url, "--skip", "top-q").err
         assert command("certify", "--url", url, "--model", "other").err.startswith("error: " + url + " has no model")
     with speaking(Table(frozenset({"one too many"}))) as url:
         assert command("certify", "--url", url, *few, "--json").code == 1
@@ -191,6 +192,15 @@ def test_the_command(command: Any, tmp_path: Path) -> None:
 def test_bad_input(command: Any, flags: tuple[str, ...], sentence: str) -> None:
     done = command("certify", *flags)
     assert done.code == 2 and sentence in done.err and len(done.err.splitlines()) == 1
+
+
+def test_checks_that_are_left_out_pass_nothing() -> None:
+    with speaking(Table()) as url:
+        left = [name for name, _ in jobs(Subject(Server(url), TINY, PROMPTS)) if name != "seeds"]
+        found = certify_server(Server(url), prompts=PROMPTS, budget=TINY, skip=left)
+        bare = certify_server(Server(url), prompts=PROMPTS, budget=TINY, skip=[n for n in left if n != "streams"])
+    assert [check.name for check in found.checks if check.verdict != "N/A"] == ["seeds"]
+    assert "no greedy texts" in next(check for check in bare.checks if check.name == "streams").reason
 
 
 def test_what_completes_nothing_is_no_server() -> None:

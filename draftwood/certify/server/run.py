@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +16,7 @@ from draftwood.certify.server.claims import Asked
 from draftwood.certify.server.client import Answer, Gone, NoCompletion, NotAsked, Refused, Server, Side
 from draftwood.certify.server.prompts import PROMPTS
 from draftwood.certify.server.subject import Subject, drafting, fingerprint, prepare
+from draftwood.errors import ConfigurationError, did_you_mean
 
 Progress: TypeAlias = Callable[[str, int], bool]  # (check, requests so far) -> whether to go on
 Job: TypeAlias = tuple[str, Callable[[Advance], list[Check]]]
@@ -24,6 +25,7 @@ TWO_SAMPLES = (
     ("continuations at top-p 0.8, against the other", Asked(top_p=0.8)),
     ("continuations with penalties, against the other", Asked(presence_penalty=1.0, frequency_penalty=0.5)),
 )
+NO_TEXTS = "there are no greedy texts to compare with"
 
 
 class Stopped(Exception):
@@ -57,7 +59,7 @@ class ServerCertificate:
         if self.drafts:
             return "By its own counters it drafted nothing, so this says nothing about speculation."
         if any(check.figures.get("tokens_per_chunk", 1) > 1 for check in self.checks):
-            return "Its streams hold several tokens at a time, so it does speculate."
+            return "Its streams hold several tokens at a time, so it seems to speculate."
         return "It does not say whether it drafts; if it does not, this says nothing about speculation."
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,13 +73,15 @@ def certify_server(
     prompts: Sequence[str] = PROMPTS,
     budget: ServerBudget | None = None,
     progress: Progress = lambda check, requests: True,
+    skip: Collection[str] = (),
 ) -> ServerCertificate:
     """Test a server by its answers alone, beside another server or a model where one is given.
 
-    Raises ConfigurationError where it completes no text at all; whatever happens later is in the certificate.
+    `skip` names checks that are left out. Raises ConfigurationError where the server completes no text at all, or a
+    check is unknown; whatever happens later is in the certificate.
     """
     try:
-        return _certificate(server, against, prompts, budget or ServerBudget(), progress)
+        return _certificate(server, against, prompts, budget or ServerBudget(), progress, skip)
     finally:
         for side in (server, against):
             if isinstance(side, Server):
@@ -85,7 +89,12 @@ def certify_server(
 
 
 def _certificate(
-    server: Server, against: Side | None, prompts: Sequence[str], budget: ServerBudget, progress: Progress
+    server: Server,
+    against: Side | None,
+    prompts: Sequence[str],
+    budget: ServerBudget,
+    progress: Progress,
+    skip: Collection[str],
 ) -> ServerCertificate:
     began = datetime.now(UTC).isoformat(timespec="seconds")
     before = drafting(server)
@@ -95,7 +104,13 @@ def _certificate(
     subject.rival = against
     checks: list[Check] = []
     complete = True
-    for name, run in jobs(subject):
+    every = list(jobs(subject))
+    if unknown := sorted({*skip} - {name for name, _ in every}):
+        raise ConfigurationError(f"there is no check {unknown[0]!r}" + did_you_mean(unknown[0], [n for n, _ in every]))
+    for name, run in every:
+        if name in skip:
+            checks.append(Check(name, "N/A", "left out, as was asked"))
+            continue
 
         def advance(count: int = 1) -> None:
             if not progress(name, server.asked):  # noqa: B023
@@ -149,13 +164,19 @@ def jobs(subject: Subject) -> Iterator[Job]:
         ("stop strings", features.stop_check),
         ("streams", features.stream_check),
     ):
-        yield name, lambda advance, check=check: [check(subject, texts, advance)]  # type: ignore[misc]
+        yield (
+            name,
+            lambda advance, name=name, check=check: [  # type: ignore[misc]
+                check(subject, texts, advance) if texts else Check(name, "N/A", NO_TEXTS)
+            ],
+        )
     yield (
         "log-probabilities with drafts and without",
         lambda advance: [features.logprob_check(subject, advance)],
     )
     if subject.rival is not None:
-        yield "against the other", lambda advance: greedy.against_checks(subject, texts)
+        name = "against the other"
+        yield name, lambda advance: greedy.against_checks(subject, texts) if texts else [Check(name, "N/A", NO_TEXTS)]
         for number, (name, asked) in enumerate(TWO_SAMPLES, 30):
             one = partial(sampled.two_sample_check, subject, asked, name, number)
             yield name, lambda advance, one=one: [one(advance)]  # type: ignore[misc]
