@@ -83,6 +83,7 @@ def write(
     """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
+    arch += "_moe" if arch == "nemotron_h" and "moe" in raw["layers_block_type"] else ""
     there = load_file(directory / "model.safetensors")
     tensors = _norms_of_heads(gguf_mixtures.tensors(gguf_hybrids.tensors(raw, gguf_gemma.stacked(there))))
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -12,7 +12,7 @@ ARCHITECTURES = {
     **{"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"},
     **{"granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1"},
 }
-RECURRENT = ("mamba", "linear_attention", "conv", "mlp")  # layer types without keys and values
+RECURRENT = ("mamba", "linear_attention", "conv", "mlp", "moe")  # layer types without keys and values
 
 
 def tensors(raw: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -120,8 +120,10 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
         return {"shortconv.l_cache": raw["conv_L_cache"], "feed_forward_length": inner, **layers, **epsilon}
     if kind == "nemotron_h":
         types = raw["layers_block_type"]
-        feeds = [raw["intermediate_size"] if each == "mlp" else 0 for each in types]
+        inner = raw["moe_intermediate_size"] if "moe" in types else raw["intermediate_size"]
+        feeds = [inner if each in ("mlp", "moe") else 0 for each in types]
         return {
+            **(_nemotron_experts(raw) if "moe" in types else {}),
             "block_count": len(types),
             "feed_forward_length": feeds,
             **_some("attention.head_count_kv", heads, types),
@@ -144,6 +146,17 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.finetuned": raw["position_embedding_type"] == "rope",
         "expert_shared_feed_forward_length": raw["shared_intermediate_size"],
     }
+
+
+def _nemotron_experts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        **{"expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok"},
+        **{"expert_feed_forward_length": "moe_intermediate_size", "expert_weights_norm": "norm_topk_prob"},
+        **{"expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size"},
+        **{"expert_shared_count": "n_shared_experts", "expert_weights_scale": "routed_scaling_factor"},
+        **{"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
+    }
+    return {key: raw[name] for key, name in names.items()}
 
 
 def _some(key: str, value: int, types: list[str]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-ONE = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(\w+)\.weight")  # in order of numbers
+ONE = re.compile(
+    r"(?:model|backbone)\.layers\.(\d+)\.(?:mlp|block_sparse_moe|mixer)\.experts\.\d+\.(\w+)\.weight"
+)  # in order of numbers
 BOTH = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts|block_sparse_moe)\.(\w+?)(?:\.weight|(_bias))?")
 ARCHITECTURES = {
     **{"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"},

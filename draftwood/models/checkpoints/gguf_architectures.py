@@ -191,5 +191,5 @@ ARCHITECTURES = {
         "granitemoehybrid", _all(hybrids.granite, _granite), turned_pairs=True, hybrid=True, adapt=hybrids.granite_names
     ),
     "falcon-h1": Architecture("falcon_h1", hybrids.falcon_h1),
-    "nemotron_h": Architecture("nemotron_h", hybrids.nemotron_h, hybrid=True),
+    **{name: Architecture("nemotron_h", hybrids.nemotron_h, hybrid=True) for name in ("nemotron_h", "nemotron_h_moe")},
 }

@@ -66,7 +66,10 @@ def stacked(file: Metadata, names: Names) -> Names:
     together = any(file.has(f"blk.{layer}.ffn_gate_up_exps.weight") for layer in range(DENSE_LAYERS))
     own = {
         f"{EXPERTS}{made}.{leaf}": tuple(f"blk.{{i}}.ffn_{part}_exps.{leaf}[{{e}}]" for part in parts)
-        for made, parts in {"gate_up": ("gate_up",) if together else ("gate", "up"), "down": ("down",)}.items()
+        for made, parts in {
+            **{"gate_up": ("gate_up",) if together else ("gate", "up")},
+            **{"up": ("up",), "down": ("down",)},
+        }.items()
         for leaf in ("weight", "bias")
     }
     return {**names, **{name: parts for name, parts in own.items() if name in names}}

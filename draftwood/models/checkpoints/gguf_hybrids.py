@@ -107,8 +107,13 @@ def nemotron_h(file: Metadata, raw: Raw) -> Raw:
     heads = _needed(file, "ssm.time_step_rank")
     feeds = file.array(INNER) or [raw["intermediate_size"]] * raw["num_hidden_layers"]
     types = _types(file, raw, "mamba")
+    mixed = [file.has(f"blk.{layer}.ffn_up_exps.weight") for layer in range(len(types))]
+    kinds = [
+        "moe" if mixes else "mlp" if inner else kind for kind, inner, mixes in zip(types, feeds, mixed, strict=False)
+    ]
     return {
-        "layers_block_type": ["mlp" if inner else kind for kind, inner in zip(types, feeds, strict=False)],
+        **(_nemotron_experts(file) if any(mixed) else {}),
+        "layers_block_type": kinds,
         "mamba_num_heads": heads,
         "mamba_head_dim": _part(file, "ssm.inner_size", "ssm.time_step_rank", heads),
         "n_groups": _needed(file, "ssm.group_count"),
@@ -119,6 +124,20 @@ def nemotron_h(file: Metadata, raw: Raw) -> Raw:
         "attention_bias": _biased(file, raw, "attn_q"),
         "mlp_bias": _biased(file, raw, "ffn_down"),
         "time_step_min": 0.0,  # llama.cpp knows no least step
+    }
+
+
+def _nemotron_experts(file: Metadata) -> Raw:
+    file.value("expert_shared_count"), file.value("expert_gating_func")  # one, of sigmoids
+    return {
+        "n_routed_experts": _needed(file, "expert_count"),
+        "num_experts_per_tok": _needed(file, "expert_used_count"),
+        "moe_intermediate_size": _needed(file, "expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": _needed(file, "expert_shared_feed_forward_length"),
+        "norm_topk_prob": file.value("expert_weights_norm", True),
+        "routed_scaling_factor": file.value("expert_weights_scale") or 1.0,
+        "n_group": file.value("expert_group_count") or 1,
+        "topk_group": file.value("expert_group_used_count") or 1,
     }
 
 

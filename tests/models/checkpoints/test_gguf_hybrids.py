@@ -24,9 +24,9 @@ from draftwood.runtime.session import Session
 CHANGES: dict[str, dict[str, Any]] = {name: {} for name in (*HYBRIDS, *HYBRID_MIXTURES)}
 CHANGES["qwen3_5_types"] = {"layer_types": None, "full_attention_interval": 3, "attention_bias": False}
 CHANGES["falcon_h1_multipliers"] = {"mamba_norm_before_gate": False}  # llama.cpp knows the other order alone
-CHANGES["nemotron_h"] = {"time_step_min": 1e-30}
+CHANGES["nemotron_h"] = CHANGES["nemotron_h_experts"] = {"time_step_min": 1e-30}
 CHANGES["granite_hybrid_rope"] = {"attention_bias": True}
-for architecture in ("mamba2", "nemotron_h_experts", "lfm2_moe"):  # not read from files
+for architecture in ("mamba2", "lfm2_moe"):  # not read from files
     del CHANGES[architecture]
 del CHANGES["qwen3_next_dense"]  # layers without experts, between others, have no word there
 
