@@ -88,6 +88,9 @@ def kind_of(config: DecoderConfig) -> str:
         f"recurrent ({recurrent.kind})" if recurrent else "": recurrent is not None,
         "without attention": not any(layer.attends for layer in each),
         "experts": any(layer.experts for layer in each),
+        "per-layer embeddings": config.hidden_size_per_layer_input > 0,
+        "borrowed keys": any(layer.kv_layer is not None for layer in each),
+        "rows of several vectors": config.altup is not None,
     }
     return ", ".join(mark for mark, there in marks.items() if there) or "dense"
 
