@@ -54,6 +54,10 @@ class ParameterReader:
             self._put_matrix(model, path, shape)
         elif name in (EMBED_WEIGHT, PER_LAYER_TABLE) and self.own_bits and (rows := self._stored(name, shape)):
             _replace(model, path, NativeEmbedding(NativeMatrix(rows, None)))
+        elif name == PER_LAYER_TABLE and getattr(self.hold, "func", self.hold) is NativeMatrix:
+            table = self._read(name, shape, True)  # larger than all else together
+            assert table is not None
+            _replace(model, path, NativeEmbedding(NativeMatrix(table, None)))
         elif (tensor := self._exactly(module, leaf)._read(name, shape)) is not None:
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
 
