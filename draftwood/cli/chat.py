@@ -41,11 +41,14 @@ NO_REPLY = "there was no reply yet"
 HELP = """\
 /method NAME [KEY=VALUE ...]  use another method; without NAME: show the current one
 /set KEY=VALUE ...            set temperature, top_p, ..., seed, max_new_tokens; alone: show them
+/again                        reply to the last message once more, with another seed
+/edit TEXT                    reply to TEXT in place of the last message; alone: show it
 /system TEXT                  set the system message and start over
 /stats                        statistics of the last reply
 /reset                        start over
 /quit                         quit, like Ctrl-D; Ctrl-C stops a reply or clears the line"""
-COMMANDS = ("help", "method", "set", "system", "stats", "reset", "quit")
+COMMANDS = ("help", "method", "set", "again", "edit", "system", "stats", "reset", "quit")
+NEXT_TRY = 1_000_003  # between the seeds of replies to one message
 NO_TEMPLATE = "no chat template"  # of the error for models that know no conversations
 
 
@@ -68,11 +71,12 @@ class Chat:
     limits: LimitOptions
     method: Method | None
     history: list[dict[str, str]] = field(default_factory=list)
+    tries: int = 0  # replies to the last message that were given up
 
     @property
     def turn(self) -> int:
         """The seed of the next reply: each has its own."""
-        return self.settings.seed + len(self.history)
+        return self.settings.seed + len(self.history) + NEXT_TRY * self.tries
 
     @property
     def text(self) -> str:
@@ -263,6 +267,7 @@ def chat(
                 if command(talk, partner, line[1:]):
                     break
             elif line.strip():
+                talk.tries = 0
                 answer(talk, partner, line)
         except DraftwoodError as wrong:
             failed = True
@@ -307,6 +312,30 @@ def answer(talk: Chat, partner: ChatPartner, text: str) -> None:
     talk.history.append({"role": "assistant", "content": reply})
 
 
+def again(talk: Chat, partner: ChatPartner, text: str | None) -> None:
+    """Reply to the last message once more, with the next seed, or to another text in its place.
+
+    Raises ConfigurationError where there was no message. A reply that fails leaves the conversation as it was.
+    """
+    asked = last_message(talk)
+    before, tries = talk.history, talk.tries
+    message = str(before[asked]["content"])
+    talk.history, talk.tries = before[:asked], tries + 1 if text is None else 0
+    try:
+        answer(talk, partner, message if text is None else text)
+    except BaseException:
+        talk.history, talk.tries = before, tries
+        raise
+
+
+def last_message(talk: Chat) -> int:
+    """The place of the user's last message; ConfigurationError where there is none."""
+    asked = [place for place, message in enumerate(talk.history) if message["role"] == "user"]
+    if not asked:
+        raise ConfigurationError("there was no message yet; type one")
+    return asked[-1]
+
+
 def command(talk: Chat, partner: ChatPartner, line: str) -> bool:
     """Carry out a line that begins with a slash; whether it ends the conversation."""
     from draftwood.methods import Method
@@ -329,6 +358,10 @@ def command(talk: Chat, partner: ChatPartner, line: str) -> bool:
         talk.settings = config.parse(ChatSettings, changed, "/set")
     elif name == "set":
         print(" ".join(f"{key}={option_text(value)}" for key, value in talk.settings.model_dump().items()), file=out)
+    elif name == "again" or (name == "edit" and words):
+        again(talk, partner, None if name == "again" else line.partition(" ")[2].strip())
+    elif name == "edit":
+        print(visible(talk.history[last_message(talk)]["content"]), file=out)
     elif name == "stats":
         print(partner.stats(), file=out)
     elif name in ("reset", "system"):

@@ -14,7 +14,7 @@ from conftest import Command, Outcome
 from servers import Running, running
 
 from draftwood import Method, load
-from draftwood.cli.chat import Chat, ChatSettings, LocalPartner, ServerPartner
+from draftwood.cli.chat import NEXT_TRY, Chat, ChatSettings, LocalPartner, ServerPartner
 from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 
@@ -60,6 +60,28 @@ def test_a_conversation_here_and_with_a_server(say: Say, served: Running, talker
     assert "tau" in here.err and "temperature=0" in here.err and "speculative gamma=2" in here.err
     there = say(lines, "--url", served.url, *FLAGS)
     assert there.code == 0 and there.out == expected and "completion_tokens" in there.err
+
+
+def test_replies_are_given_again_and_messages_edited(say: Say, talker: Path, draft: Path) -> None:
+    """Each reply to a message has a seed of its own; what went before stays, and so does all where nothing was said."""
+    engine = load(talker, draft)
+
+    def reply(history: list[dict[str, str]], seed: int) -> str:
+        return engine.generate(history, METHOD, {}, 8, seed=seed).text
+
+    def asked(*texts: str) -> list[dict[str, str]]:
+        roles = ("user", "assistant")
+        return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+    first = reply(asked("hi"), 4)
+    second, third = (reply(asked("hi"), 4 + NEXT_TRY * tries) for tries in (1, 2))
+    behind = reply(asked("hi", third, "more"), 6)
+    edited = reply(asked("hi", third, "less, and less"), 6)
+    assert len({first, second, third}) == 3
+    lines = ["/again", "hi", "/again", "/again", "more", "/edit", "/edit less, and less"]
+    shown = say(lines, "--target", talker, "--draft", draft, *FLAGS)
+    assert shown.out == "".join(f"{text}\n" for text in (first, second, third, behind, edited))
+    assert "there was no message yet; type one" in shown.err and "more\n" in shown.err
 
 
 def test_a_model_without_a_template_continues_the_text(say: Say, pair: list[str], target: Path, draft: Path) -> None:
