@@ -194,6 +194,17 @@ def test_bad_input(command: Any, flags: tuple[str, ...], sentence: str) -> None:
     assert done.code == 2 and sentence in done.err and len(done.err.splitlines()) == 1
 
 
+def test_a_server_of_conversations_alone() -> None:
+    """Its laws are tested; what continues a text token by token is not."""
+    left = ("streams", "stop strings", "n", "seeds", "top-k", "min-p", "frequency penalty")
+    with speaking(Table(chats=True)) as url:
+        found = certify_server(Server(url), prompts=PROMPTS, budget=FEW, skip=left)
+    verdicts = {check.name: check for check in found.checks}
+    assert found.server["endpoint"] == "chat/completions" and found.complete
+    assert verdicts["sampled tokens"].verdict == verdicts["temperature 0.6"].verdict == "PASS"
+    assert "a conversation" in verdicts["log-probabilities with drafts and without"].reason
+
+
 def test_checks_that_are_left_out_pass_nothing() -> None:
     with speaking(Table()) as url:
         left = [name for name, _ in jobs(Subject(Server(url), TINY, PROMPTS)) if name != "seeds"]

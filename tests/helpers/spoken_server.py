@@ -28,6 +28,7 @@ class Table:
     processed: bool = False  # log-probabilities are those after temperature and all else
     dies_after: int | None = None
     other_tokens: int = 0  # more of the prompt than words
+    chats: bool = False  # it has /v1/chat/completions alone
     busy: int = 0  # requests that are refused first
     asked: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -139,6 +140,21 @@ def words(text: str) -> list[str]:
     return found
 
 
+def in_chat_form(document: dict[str, Any]) -> dict[str, Any]:
+    """An answer of /v1/completions as one of /v1/chat/completions."""
+    for choice in document["choices"]:
+        choice["message"] = {"role": "assistant", "content": choice.pop("text")}
+        if choice["logprobs"]:
+            rows = zip(
+                *(choice["logprobs"][name] for name in ("tokens", "token_logprobs", "top_logprobs")), strict=True
+            )
+            choice["logprobs"]["content"] = [
+                {"token": token, "logprob": value, "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()]}
+                for token, value, top in rows
+            ]
+    return document
+
+
 def handler(table: Table) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -169,7 +185,10 @@ def handler(table: Table) -> type[BaseHTTPRequestHandler]:
             if self.path == "/tokenize":
                 known = [WORDS.index(word) for word in words(body["prompt"]) if word in WORDS]
                 return self.send(200, {"tokens": known})
-            if self.path != "/v1/completions":
+            if table.chats and self.path == "/v1/chat/completions":
+                talk = {"prompt": body["messages"][0]["content"], "logprobs": body.get("top_logprobs")}
+                return self.send(200, in_chat_form(table.answer(body | talk)))
+            if table.chats or self.path != "/v1/completions":
                 return self.send(404, {"error": {"message": "no such page"}})
             if table.busy:
                 table.busy -= 1
