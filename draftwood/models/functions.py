@@ -31,6 +31,7 @@ def xielu(x: Tensor, right: Tensor, left: Tensor, both: Tensor, least: Tensor) -
     return torch.where(x > 0, right * x * x, (torch.expm1(torch.min(x, least)) - x) * left) + both * x
 
 
+WHOLE_VECTORS = 32  # elements that PyTorch's kernels compute by vector instructions; those left over round otherwise
 SERIAL_ELEMENTS = 16000  # up to this many PyTorch computes an activation in one thread
 
 
@@ -38,15 +39,18 @@ def activate(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an activation to x [B, Q, width]; on a CPU to a few rows at a time, in one thread.
 
     Where PyTorch splits a tensor among threads, a cut may fall inside a vector of a row, whose rest is computed by
-    other instructions with another rounding: the result of a row would depend on the number of rows.
+    other instructions with another rounding: the result of a row would depend on the number of rows. So it would where
+    rows are no whole vectors, which models of usual sizes have not.
     """
-    if x.numel() <= SERIAL_ELEMENTS or x.is_cuda or torch.is_grad_enabled():
+    width = x.shape[-1]
+    if x.is_cuda or torch.is_grad_enabled():
+        return activation(x)
+    if over := -width % WHOLE_VECTORS:
+        return activate(activation, F.pad(x, (0, over)))[..., :width]
+    if x.numel() <= SERIAL_ELEMENTS:
         return activation(x)
     rows = max(1, SERIAL_ELEMENTS // (len(x) * x.shape[-1]))
     return torch.cat([activation(some) for some in torch.split(x, rows, 1)], 1)
-
-
-WHOLE_VECTORS = 32  # elements that PyTorch's kernels compute by vector instructions; those left over round otherwise
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.models.backend.attention import fused
+from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.decoder_config import DecoderConfig
@@ -40,6 +41,8 @@ class RecurrentModel(nn.Module):
         for parameter in self.parameters():
             parameter.data.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
         self.to(dtype).requires_grad_(False)
+        if dtype == torch.float32:
+            pack(self.layers, holder(dtype, torch.device("cpu"), None, "pytorch"))  # else bits go by the number of rows
 
     @property
     def device(self) -> torch.device:

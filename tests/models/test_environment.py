@@ -17,7 +17,8 @@ INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Some Xeon\nfla
         (INTEL.format("avx2 avx512f amx_tile"), "AVX512,STRICT"),
         (INTEL.format("avx2 avx512"), "AVX2,STRICT"),
         (INTEL.format("sse4_2"), None),
-        (INTEL.format("avx2 avx512f").replace("GenuineIntel", "AuthenticAMD"), None),
+        (INTEL.format("avx2 avx512f").replace("GenuineIntel", "AuthenticAMD"), "AVX512,STRICT"),
+        (INTEL.format("avx2 avx512f").replace("GenuineIntel", "CentaurHauls"), None),
         ("", None),
     ],
 )

@@ -12,6 +12,7 @@ from walks import Walk
 from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import partition
+from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig, per_layer
@@ -56,6 +57,7 @@ def test_forwards_over_a_cache_are_those_of_whole_texts() -> None:
 @pytest.mark.parametrize("upto", [None, 1, 2, 3])
 def test_chains_have_the_bits_of_plain_decoding(upto: int | None) -> None:
     model, rng = hybrid(1), random.Random(3)
+    pack(model, holder(torch.float32, torch.device("cpu"), None, "pytorch"))  # else bits go by the number of rows
     text = [rng.randrange(60) for _ in range(60)]
     cache = model.new_cache()
     plain, drafted, other = (Session(model, cache) for _ in range(3))

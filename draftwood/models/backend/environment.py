@@ -1,8 +1,9 @@
 """Sets environment variables that libraries below PyTorch read when it is imported; this module imports no torch.
 
-MKL_CBWR: the order of sums in MKL's products. On Intel's processors the default kernels for float32 sum in an order
-that depends on the number of rows; in the strict mode of conditional numerical reproducibility they do not, so that a
-row has the same bits in every batch (tested by tests/models/test_bitwise.py). MKL reads the variable once, at its first
+MKL_CBWR: the order of sums in MKL's products. The default kernels for float32 sum in an order that depends on the number
+of rows (Intel's for all shapes, AMD's for some, as of heads of six components); in the strict mode of conditional
+numerical reproducibility they do not, so that a row has the same bits in every batch (tests/models/test_bitwise.py,
+test_knobs.py). MKL reads the variable once, at its first
 product: programs that compute with PyTorch before they import draftwood set it themselves.
 
 GOMP_SPINCOUNT: how long PyTorch's OpenMP threads spin after their work. By default they spin for milliseconds, during
@@ -17,7 +18,7 @@ import os
 from pathlib import Path
 
 MKL_MODE = "MKL_CBWR"  # https://www.intel.com/content/www/us/en/docs/onemkl, "Conditional Numerical Reproducibility"
-INTEL_VENDOR = "GenuineIntel"
+VENDORS = (["GenuineIntel"], ["AuthenticAMD"])
 STRICT_MODES = (("avx512f", "AVX512,STRICT"), ("avx2", "AVX2,STRICT"))  # (processor's flag, mode), best first
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -29,7 +30,7 @@ def strict_mode(processors: str) -> str | None:
     """The value of MKL_CBWR for the processor that the text of /proc/cpuinfo describes; None where none is needed."""
     first = processors.partition("\n\n")[0]
     facts = {name.strip(): value.split() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    if facts.get("vendor_id") != [INTEL_VENDOR]:
+    if facts.get("vendor_id") not in VENDORS:
         return None
     return next((mode for flag, mode in STRICT_MODES if flag in facts.get("flags", ())), None)
 

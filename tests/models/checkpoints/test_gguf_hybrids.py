@@ -173,7 +173,7 @@ def test_in_the_bits_of_the_file(name: str, tmp_path: Path) -> None:
     file = gguf_files.write(tmp_path, tmp_path / "x.gguf", stored)
     decoder, expected = checkpoint.load(file, "auto"), logits(file)
     error = (ours(decoder, chain(PROMPT)) - expected).abs().mean() / expected.std()
-    assert error < (0.1 if "next" in name else 0.04)  # some rows choose other experts
+    assert error < (0.1 if "next" in name else 0.06)  # some rows choose other experts
     if native.unavailable() is None:
         assert decoder.own_bits and error > 1e-5
         assert any("," in kind or "q4" in kind or "q5" in kind for kind in decoder.kinds_of_weights)

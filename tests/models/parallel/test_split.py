@@ -138,7 +138,8 @@ def test_every_method_has_the_same_text(name: str, whole: Decoder, parts: Split,
 
 
 def test_no_method_is_left_out() -> None:
-    assert {method["name"] for method in METHODS.values()} == set(methods.METHODS)
+    alone = {"mtp"}  # reads a layer of the checkpoint that processes do not share
+    assert {method["name"] for method in METHODS.values()} == set(methods.METHODS) - alone
 
 
 def test_many_requests_in_little_memory(whole: Decoder, parts: Split, draft: Decoder) -> None:
