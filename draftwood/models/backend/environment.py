@@ -1,10 +1,10 @@
 """Sets environment variables that libraries below PyTorch read when it is imported; this module imports no torch.
 
-MKL_CBWR: the order of sums in MKL's products. The default kernels for float32 sum in an order that depends on the number
-of rows (Intel's for all shapes, AMD's for some, as of heads of six components); in the strict mode of conditional
-numerical reproducibility they do not, so that a row has the same bits in every batch (tests/models/test_bitwise.py,
-test_knobs.py). MKL reads the variable once, at its first
-product: programs that compute with PyTorch before they import draftwood set it themselves.
+MKL_CBWR: the order of sums in MKL's products. The default kernels for float32 sum in an order that depends on the
+number of rows (Intel's for all shapes, AMD's for some, as of heads of six components). In the strict mode of
+conditional numerical reproducibility they do not, so that a row has the same bits in every batch (tested by
+tests/models/test_bitwise.py and test_knobs.py). MKL reads the variable once, at its first product: programs that
+compute with PyTorch before they import draftwood set it themselves.
 
 GOMP_SPINCOUNT: how long PyTorch's OpenMP threads spin after their work. By default they spin for milliseconds, during
 which the threads of the native kernels wait for a core.
