@@ -12,6 +12,7 @@ import torch
 from eagle_heads import config, says, write
 from every_method import EAGLE, EXIT, engine, shortage
 from greedy_reference import prompt_of
+from native_library import needs_native
 from small_decoder import decoder
 from tabular import follows
 from test_beams_end_to_end import END, PROMPT, law_of
@@ -21,7 +22,6 @@ from torch import Tensor
 from draftwood import ConfigurationError, Engine, GenerationResult, Method, TabularModel
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.draft import HeadSource, NgramSource
-from draftwood.models.backend.native import unavailable
 from draftwood.models.heads import eagle
 from draftwood.runtime.session import Answer, Run
 
@@ -78,10 +78,6 @@ def test_beams_of_whole_generations_follow_beam_sampling(drafter: str, count: in
 # -- beam search: bits -------------------------------------------------------------------------------------------------
 
 
-# trees and beams with PyTorch's kernels are near plain decoding, see docs/exactness.md
-natively = pytest.mark.skipif(unavailable() is not None, reason="draftwood-native is not installed")
-
-
 def hypotheses(result: GenerationResult) -> list[tuple[list[int], float, list[float]]]:
     return [(beam.tokens, beam.score, list(beam.logprobs)) for beam in result.beams]
 
@@ -94,7 +90,7 @@ def drafting_engine(method: dict[str, Any]) -> Engine:
     return ours
 
 
-@natively
+@needs_native  # with PyTorch's kernels trees and beams are near plain decoding, see docs/exactness.md
 @pytest.mark.parametrize("way", ["alone", "batch", "short"])
 @pytest.mark.parametrize("drafter", ("model", *DRAFTERS))
 def test_drafted_search_has_the_bits_of_plain_search(drafter: str, way: str) -> None:
@@ -115,7 +111,7 @@ def test_drafted_search_has_the_bits_of_plain_search(drafter: str, way: str) -> 
     assert sum(round_.depth_accepted for result in found for round_ in result.rounds) > 2
 
 
-@natively
+@needs_native  # with PyTorch's kernels trees and beams are near plain decoding, see docs/exactness.md
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_sampled_beams_do_not_depend_on_the_batch(drafter: str) -> None:
     method = {"name": "dsbd", "drafter": drafter, "draft_width": 4, "gamma": 3, "width": 3, "n_best": 3}
