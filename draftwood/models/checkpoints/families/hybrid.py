@@ -305,21 +305,9 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
         _whole(raw, key, usual) for key, usual in (("mamba_num_heads", 128), ("mamba_head_dim", 64), ("n_groups", 8))
     )
     _divided("mamba_num_heads", heads, "n_groups", groups)
-    bias = keys.flag(raw, "use_bias", False)
     least = 0.0 if raw.get("time_step_min") == 0 else keys.positive_number(raw, "time_step_min", 0.001)
-    mamba = RecurrentConfig(
-        SSM,
-        _whole(raw, "conv_kernel", 4),
-        groups,
-        _whole(raw, "ssm_state_size", 128),
-        heads,
-        dim,
-        conv_bias=keys.flag(raw, "use_conv_bias", True),
-        bias=bias,
-        out_bias=bias,
-        norm_groups=groups,
-        step_limit=(least, float("inf")),
-    )
+    state = _whole(raw, "ssm_state_size", 128)
+    mamba = _state_space(raw, groups, state, heads, dim, (least, float("inf")))
     eps, experts = keys.positive_number(raw, "layer_norm_epsilon", 1e-5), None
     if "moe" in types:
         experts = _nemotron_experts(raw)
@@ -344,6 +332,26 @@ def _nemotron_experts(raw: Raw) -> ExpertsConfig:
     return replace(grouped_experts(raw, known, "sigmoid"), gated=False, shared_size=shared)
 
 
+def _state_space(
+    raw: Raw, groups: int, state: int, heads: int, dim: int, steps: tuple[float, float]
+) -> RecurrentConfig:
+    """A Mamba-2 layer by the keys of Nemotron-H and of Mamba-2 itself; `steps` are the least and largest time step."""
+    bias = keys.flag(raw, "use_bias", False)
+    return RecurrentConfig(
+        SSM,
+        _whole(raw, "conv_kernel", 4),
+        groups,
+        state,
+        heads,
+        dim,
+        conv_bias=keys.flag(raw, "use_conv_bias", True),
+        bias=bias,
+        out_bias=bias,
+        norm_groups=groups,
+        step_limit=steps,
+    )
+
+
 def mamba2(raw: Raw) -> DecoderConfig:
     """Mamba-2 alone, whose texts may have any length; as in llama.cpp they have at most 2 ** 20 tokens."""
     keys.only(raw, "hidden_act", "silu")
@@ -354,26 +362,13 @@ def mamba2(raw: Raw) -> DecoderConfig:
     if _whole(raw, "expand", 2) * hidden != heads * dim:
         raise ModelError(f"num_heads {heads} times head_dim {dim} must be expand times hidden_size {hidden}")
     _divided("num_heads", heads, "n_groups", groups)
-    bias = keys.flag(raw, "use_bias", False)
     return DecoderConfig(
         **_sizes(raw, hidden),
         max_position_embeddings=keys.positive_int(raw, "max_position_embeddings", 1 << 20),
         rms_norm_eps=keys.positive_number(raw, "layer_norm_epsilon", 1e-5),
         tie_word_embeddings=keys.flag(raw, "tie_word_embeddings", False),
         rotary_dim=0,
-        recurrent=RecurrentConfig(
-            SSM,
-            _whole(raw, "conv_kernel", 4),
-            groups,
-            _whole(raw, "state_size", 128),
-            heads,
-            dim,
-            conv_bias=keys.flag(raw, "use_conv_bias", True),
-            bias=bias,
-            out_bias=bias,
-            norm_groups=groups,
-            step_limit=_step_limit(raw),
-        ),
+        recurrent=_state_space(raw, groups, _whole(raw, "state_size", 128), heads, dim, _step_limit(raw)),
         attends=False,
         feeds=False,
     )
