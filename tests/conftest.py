@@ -30,8 +30,21 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names of tests are the same in every process: workers compare them, and one that holds an address differs."""
+    """Of the cases of a test with the marker `some(n)`, n evenly spaced ones run by default, and the others are slow.
+
+    Names of tests are the same in every process: workers compare them, and one that holds an address differs.
+    """
+    groups: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if "some" in item.keywords and "slow" not in item.keywords:
+            groups.setdefault((item.path, item.name.split("[")[0]), []).append(item)
+    for cases in groups.values():
+        count = next(cases[0].iter_markers("some")).args[0]
+        kept = {index * len(cases) // count for index in range(count)}
+        for index in set(range(len(cases))) - kept:
+            cases[index].add_marker("slow")
     unsteady = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unsteady:
         raise pytest.UsageError(f"give these tests names with ids=...: {unsteady[:3]}")

@@ -79,6 +79,7 @@ def law_of(options: dict[str, Any], warped: str) -> dict[Beams, float]:
     return reference(options["width"], warped, options.get("replacement", True), options.get("warp", "joint"))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("options", "warped", "concurrency"), QUICK[:2], ids=str)
 def test_beams_follow_beam_sampling(options: dict[str, Any], warped: str, concurrency: int) -> None:
     samples = final_beams({"name": "dsbd", **options}, warped, concurrency, FEW)

@@ -113,6 +113,7 @@ def distance(enumerated: Enumerated, options: Options, sampling: Options, tokens
     return total_variation(law, wanted.law(width, replacement, tokens))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("options", "sampling", "vocab", "tokens", "end"), CELLS, ids=str)
 def test_final_beams_follow_beam_sampling(
     options: Options, sampling: Options, vocab: int, tokens: int, end: frozenset[int], monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def greedy(dtype: str, method: str, prompt: str) -> GenerationResult:
     return load(dtype).generate(prompt, spec, {"temperature": 0}, max_new_tokens=24, top_logprobs=2)
 
 
+@pytest.mark.some(2)
 @some_and_all
 def test_greedy_text_is_that_of_plain_decoding(method: str, prompts: list[str]) -> None:
     for prompt in prompts:
@@ -87,6 +88,7 @@ def coupled(method: str, seed: int) -> GenerationResult:
     return load("float64").generate(PROMPTS[3 * seed], spec, **options)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("place", "method"), [*enumerate(METHODS)])
 def test_coupled_sampling_gives_the_text_of_plain_coupled_decoding(place: int, method: str) -> None:
     for seed in rotated(place):

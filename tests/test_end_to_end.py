@@ -103,6 +103,7 @@ def plain_runs(warped: str) -> list[dict[Output, float]]:
     ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell in EVERYDAY], ids=str)
 def test_generations_follow_plain_decoding(cell: tuple[str, str, str, int]) -> None:
     """1,000 generations against the exact law, by chi-square and by total variation."""

@@ -109,6 +109,7 @@ def label(case: Case) -> str:
     return ",".join(map(str, (*case.method.values(), *case[1:4])))
 
 
+@pytest.mark.some(32)
 @pytest.mark.parametrize(
     ("case", "params"),
     [
@@ -145,6 +146,7 @@ MANY = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "verify", "concurrency", "count"),
     [

@@ -76,6 +76,7 @@ def nothing() -> None:
     """Nobody watches."""
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     "options", [*METHOD_OPTIONS, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_OPTIONS)], ids=str
 )
@@ -87,6 +88,7 @@ def test_lossless_methods_pass(options: dict[str, Any]) -> None:
     assert all(check.reason for check in found.checks)
 
 
+@pytest.mark.slow
 def test_rules_that_were_not_exercised_fail_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     """However exact the cases were; the reason names the rule, and the figures have counts of the others."""
     options = {"name": "lookup"}
@@ -100,6 +102,7 @@ def test_rules_that_were_not_exercised_fail_a_certificate(monkeypatch: pytest.Mo
     assert {"copy accepted", "copy rejected"} <= set(blind.checks[0].figures["rules_not_exercised"])
 
 
+@pytest.mark.slow
 def test_cases_without_enough_outcomes_certify_nothing() -> None:
     found = certificate({"name": "speculative"}, SMALL.model_copy(update={"replays": 1}))
     assert found.verdict == "FAIL"
@@ -341,6 +344,7 @@ def killed(*asked: object) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_did_not_do_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = [Method.parse("autoregressive")]
     expected = certify_each(methods, budget=SMALL).certificates

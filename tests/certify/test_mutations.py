@@ -12,6 +12,7 @@ def name(one: Mutation) -> str:
     return f"{one.where}-{one.rule}"
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("one", [one for one in TABLE if one.fast], ids=name)
 def test_a_wrong_rule_is_found(one: Mutation) -> None:
     assert one.caught() == one.check

@@ -25,6 +25,7 @@ def take(domain: str, split: str, count: int, seed: int = 0) -> list[Document]:
     return list(itertools.islice(documents(domain, split, seed), count))  # type: ignore[arg-type]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("domain", ALL)
 def test_no_held_out_text_or_prompt_occurs_in_train(domain: str) -> None:
     train = take(domain, "train", 4000) + take(domain, "train", 4000, seed=1)

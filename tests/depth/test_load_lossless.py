@@ -97,6 +97,7 @@ def enumerated_distance(monkeypatch: pytest.MonkeyPatch, method: str, adversary:
     return total_variation(law, exact_law(target, [1, 1], params, length, END))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_law_is_exact_at_any_load(method: str, adversary: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +139,7 @@ def test_generations_do_not_follow_it_if_drawn_tokens_are_dropped(monkeypatch: p
     assert not exact(generations(monkeypatch, "chain", 5000))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("verify", ["rejection", "coupled"])
 def test_greedy_and_coupled_texts_are_the_same_at_any_load(

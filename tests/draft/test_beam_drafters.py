@@ -39,6 +39,7 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any], int, int, frozenset[int]]] = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(("options", "sampling", "vocab", "tokens", "end"), CELLS[:3], ids=str)
 def test_final_beams_follow_beam_sampling(
@@ -57,6 +58,7 @@ def test_final_beams_follow_beam_sampling(
     assert distance(enumerated, {**options, "drafter": drafter}, sampling, tokens) < EXACT
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
 def test_beams_of_whole_generations_follow_beam_sampling(drafter: str, count: int, tables: None) -> None:
@@ -90,6 +92,7 @@ def drafting_engine(method: dict[str, Any]) -> Engine:
     return ours
 
 
+@pytest.mark.some(6)
 @needs_native  # with PyTorch's kernels trees and beams are near plain decoding, see docs/exactness.md
 @pytest.mark.parametrize("way", ["alone", "batch", "short"])
 @pytest.mark.parametrize("drafter", ("model", *DRAFTERS))

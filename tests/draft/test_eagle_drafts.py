@@ -35,6 +35,7 @@ def head_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda target: (eagle.load(directory, target), tensors)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_text_is_plain_decodings(name: str, dtype: str, head_of: Any) -> None:
@@ -60,6 +61,7 @@ def drafted(head: Any, target: Any, text: list[int], made: Round) -> None:
         assert int(logits.argmax()) == token
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", ["alone", "batch", "short", "prefixes"])
 def test_every_chain_is_the_heads_own(way: str, head_of: Any) -> None:
     """After accepted and rejected drafts, after requests were put back, and behind prefixes that others computed."""
@@ -88,6 +90,7 @@ def test_every_chain_is_the_heads_own(way: str, head_of: Any) -> None:
         assert engine.scheduler.prefixes.hits > 3 * 2 * 38  # on the head's side too
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["chain", "tree", "best", "mixed"])
 def test_sampled_text_does_not_depend_on_the_batch(name: str, head_of: Any) -> None:
     target = decoder(3, torch.float64)
@@ -100,6 +103,7 @@ def test_sampled_text_does_not_depend_on_the_batch(name: str, head_of: Any) -> N
         assert [result.tokens for result in engine.batch(requests, 4, **options)] == alone
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("depth", CONTROLLERS)
 def test_every_controller_leaves_the_text_as_it_is(depth: str, head_of: Any) -> None:
     target = models("float64")[0]

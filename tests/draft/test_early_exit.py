@@ -97,6 +97,7 @@ class Ledger:
         monkeypatch.setattr(Session, "commit", followed)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layers", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3))])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
@@ -145,6 +146,7 @@ def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: py
         assert sum(round_.depth_accepted for result in together for round_ in result.rounds) > 5
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -167,6 +169,7 @@ def test_greedy_text_is_plain_decodings(name: str, dtype: str, places: Any) -> N
     assert MARGIN > 0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("depth", CONTROLLERS)
 def test_every_controller_leaves_the_text_as_it_is(depth: str, places: Any) -> None:
     target = models("float64")[0]

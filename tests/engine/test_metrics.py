@@ -215,6 +215,7 @@ def test_without_beams_there_are_no_layers() -> None:
 LAWS = ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("options", [{"width": 1, "draft_width": 1}, {"threshold": 0.8, "draft_width": 4}])
 def test_theorem_3_2(options: dict[str, Any]) -> None:
     """Laws without memory and one beam: layers per round are as predicted; with more beams they are not fewer."""

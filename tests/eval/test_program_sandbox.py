@@ -249,6 +249,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("end", ["while True: pass", "time.sleep(1000)", "os._exit(0)", "def f(x): return x * x"])
 @pytest.mark.parametrize("filtered", [True, False])
 def test_nothing_is_alive_afterwards(end: str, filtered: bool, walls: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,6 +267,7 @@ def test_a_figure_follows_light_and_dark(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_figures_are_files_of_the_kind_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "run")
     for kind, begin in (("png", b"\x89PNG"), ("pdf", b"%PDF")):

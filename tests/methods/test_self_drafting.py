@@ -259,6 +259,7 @@ def prompt_of(length: int) -> list[int]:
     return torch.randint(VOCAB, (length,), generator=generator).tolist()
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("verify", "dtype"),
     [

@@ -160,6 +160,7 @@ def test_edits_are_made_before_the_softmax(pair: tuple[Engine, Any]) -> None:
         assert found == before
 
 
+@pytest.mark.slow
 def test_drafted_search_repeats_plain_search_on_held_out_prompts(exact_engine: Engine) -> None:
     """Two prompts for each width; and drafting saves target forwards."""
     rounds = [

@@ -211,6 +211,7 @@ def test_rows_have_the_same_bits_beside_others(dtype: str) -> None:
 two_threads = pytest.mark.parametrize("threads", [2], indirect=True)  # more on few cores are slow
 
 
+@pytest.mark.some(2)
 @two_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8 keys"])
 def test_chains_change_no_bit(grown: Path, dtype: str) -> None:

@@ -48,6 +48,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs", [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in LAYERS.values())], ids=["llama", *LAYERS]
 )

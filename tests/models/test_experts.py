@@ -23,6 +23,7 @@ from tests.helpers.native_library import chain, needs_native
 FAMILIES = ["qwen3_moe_mixed", "qwen2_moe", "glm4_moe", "gpt_oss", "gemma4_experts"]
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "pytorch"])
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason="draftw
 PROMPT = "Problem: Rosa has 26 apples. Rosa buys 9 more. Rosa loses 7 of them. How many apples does Rosa have?\nSteps:"
 
 
+@pytest.mark.slow
 def test_a_model_in_four_bits_is_made_once_and_drafts_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_is_not_finite_is_told(value: float) -> None:
     assert torch.equal(Int8(weight, None)(x).isfinite(), finite)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @needs_native
 def test_a_real_model_stays_what_it_is(smollm2: Path) -> None:

@@ -114,6 +114,7 @@ def error(found: Tensor, right: Tensor) -> float:
     return float((found.double() - right).norm() / (right - right.mean()).norm())
 
 
+@pytest.mark.some(12)
 @needs_native
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", [None, *mostly_slow(VARIANTS)])
@@ -214,6 +215,7 @@ def test_what_cannot_be_stored_is_refused_before_weights_are_read(wrong: str, mo
 # -- a real model -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.real
 def test_a_real_model_hardly_changes(smollm2: Path) -> None:

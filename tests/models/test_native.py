@@ -232,6 +232,7 @@ print(json.dumps([loads, held(1) - first]))
 """
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize(("loads", "prompts"), [(5, 30), pytest.param(30, 200, marks=pytest.mark.slow)])

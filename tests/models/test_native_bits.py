@@ -155,6 +155,7 @@ def compare(kind: str, prompts: list[str], count: int) -> None:
             assert text(result) == text(plain), each is small
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_tree_methods_change_no_bit(kind: str) -> None:
     compare(kind, [prompt[:200] for prompt in PROMPTS], 10)

@@ -113,6 +113,7 @@ print(tests.kernels()[0])
 """
 
 
+@pytest.mark.slow
 def test_every_kernel_set() -> None:
     """Products by each kernel set that is in use on other processors and that this one can run."""
     used, able = kernels()

@@ -82,6 +82,7 @@ def engine(smollm2: Path) -> Engine:
     return draftwood.load(smollm2, draft=smollm2)
 
 
+@pytest.mark.slow
 def test_tokens_are_transformers(smollm2: Path, reference: Reference) -> None:
     """But for numbers behind several spaces, where transformers' reader forgets that this model splits off digits."""
     words = Tokenizer.load(smollm2)
@@ -119,6 +120,7 @@ def test_logits_of_gemma_are_transformers(gemma: Path) -> None:
         torch.testing.assert_close(ours(model, chain(tokens)), theirs(reference.model, tokens), atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_default_is_as_good_as_float32(exact: Engine, engine: Engine) -> None:
     """The perplexity of some stories is within 0.3%."""
     nats, count = {exact: 0.0, engine: 0.0}, 0
@@ -170,6 +172,7 @@ def test_drafted_beam_search_changes_no_bit(engine: Engine) -> None:
     beams(engine, PROMPTS, 8)
 
 
+@pytest.mark.some(1)
 @needs_native
 @pytest.mark.parametrize("drafter", ["skip", "lookup", "eagle"])
 def test_beams_that_need_no_draft_model_change_no_bit(drafter: str, engine: Engine, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Request:
         self.session.commit(trunk, kept, self.forest)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_requests_have_the_bits_of_plain_decoding(seed: int) -> None:
     model = RecurrentModel(seed)

@@ -239,6 +239,7 @@ def test_training_lowers_the_loss(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.slow
 def test_monitor_counts_greedy_exact_matches(target: Decoder, tokenizer: Tokenizer, engine: Engine) -> None:
     found = Monitor(tokenizer, target.context, 8).measure(target.train_forward)
     assert {f"loss/{d}" for d in DOMAINS} <= found.keys()
@@ -249,6 +250,7 @@ def test_monitor_counts_greedy_exact_matches(target: Decoder, tokenizer: Tokeniz
     assert found["exact/qa"] == pytest.approx(exact / 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("domain", "bar"), [("qa", 0.70), ("sql", 0.60)])
 def test_the_bar_on_held_out_documents(engine: Engine, domain: str, bar: float, count: int) -> None:

@@ -33,6 +33,7 @@ def requests() -> list[dict[str, Any]]:
     return [{"prompt": prompt, "method": METHODS[i % 3], "seed": i, **options} for i, prompt in enumerate(PROMPTS)]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["auto", "pytorch"])
 def test_preemption_and_known_prompts_change_no_bit(backend: str) -> None:
     engine = loaded(backend)

@@ -61,6 +61,7 @@ def verdict(forest: Forest, rng: random.Random, roots: int) -> Verdict:
     return Verdict(parents, [rng.randrange(VOCAB) for _ in parents], [], {})
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("roots", [1, 2, 3])
 @pytest.mark.parametrize("model", [MODEL, DOUBLE], ids=["float32", "float64"])

@@ -46,6 +46,7 @@ class BadWordsCase(Case):
         )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_law(name: str) -> None:
     method = Method.parse(CHOSEN[name])

@@ -91,12 +91,14 @@ def distance(options: dict[str, Any], warp: str = "plain") -> float:
     raise AssertionError("too many replays")
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("warp", ["plain", pytest.param("penalties", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_sequences(name: str, warp: str) -> None:
     assert distance(METHODS[name], warp) < 1e-9
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("warp", ["plain", pytest.param("top-k", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BEAMS)
 def test_beams(name: str, warp: str) -> None:

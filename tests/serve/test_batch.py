@@ -184,6 +184,7 @@ print(run(engine, source, out, concurrency=4).made)
 """
 
 
+@pytest.mark.slow
 def test_three_kills_lose_nothing_and_repeat_nothing(engine: Engine, talker: Path, tmp_path: Path) -> None:
     lines = [{"custom_id": f"{i}", **COMPLETION, "seed": i, "max_tokens": 8 + i % 8} for i in range(40)]
     source, out = written(tmp_path / "requests.jsonl", *lines), tmp_path / "out.jsonl"

@@ -135,6 +135,7 @@ def test_a_response_that_is_not_done_has_failed(long_target: Path) -> None:
     assert last.startswith("event: response.failed") and "ask again" in last
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(long_target: Path) -> None:
     with serving("--target", str(long_target), "--drain-seconds", "60") as server, ThreadPoolExecutor(1) as pool:
         stream = pool.submit(streamed, server, "/v1/completions", ENDLESS)
@@ -148,6 +149,7 @@ def test_a_second_signal_does_not_wait(long_target: Path) -> None:
         assert "Traceback" not in "".join(server.said)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_no_server(long_target: Path) -> None:
     """Neither of the streams can be written; requests are answered all the same, and it ends as always."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -13,6 +13,7 @@ from servers import Running
 EXCLUDED = [positive_data_acceptance]  # what the schema allows may still be impossible, such as an unknown method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [5, pytest.param(150, marks=pytest.mark.slow)])
 def test_random_requests(served: Running, examples: int) -> None:
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")

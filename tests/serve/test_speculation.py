@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from servers import Running
 
 from draftwood import DraftwoodError
@@ -26,6 +27,7 @@ def combinations(served: Running) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_whatever_an_engine_decodes_by_can_be_asked_for(served: Running) -> None:
     """The text is the engine's; what the engine refuses is refused in its words, less paths and advice."""
     decoded = 0

@@ -42,6 +42,7 @@ def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("echo", [False, True], ids=["answer", "echo"])
 def test_each_token_has_its_place_in_the_text(writer: Running, method: Any, echo: bool) -> None:

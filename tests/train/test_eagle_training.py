@@ -56,6 +56,7 @@ def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> 
     assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_the_shipped_head_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     home = EMBEDDED / "target"
     target, path = load(home, packed=False), artifact.companion(home, "eagle")

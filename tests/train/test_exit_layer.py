@@ -278,6 +278,7 @@ def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
         assert engine.generate(document.prompt, {"name": "eesd", "tree": [3, 2, 1]}, **asked).tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     target = load(EMBEDDED / "target", packed=False)
     path = artifact.companion(EMBEDDED / "target", "exit")

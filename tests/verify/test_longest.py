@@ -93,6 +93,7 @@ def bias(initial: int, tree: Sequence[int], length: int, verify: str = "longest"
     return total_variation(law, exact_law(TARGET, PROMPT, SamplingParams(), length))
 
 
+@pytest.mark.slow
 def test_it_is_biased_by_as_much_as_the_documentation_says() -> None:
     """One initial token too: several siblings, and what follows a round without acceptance."""
     page = " ".join((Path(__file__).parents[2] / "docs" / "exactness.md").read_text().split())

@@ -281,6 +281,7 @@ def grown(grown_pair: tuple[Path, Path]) -> Engine:
     return draftwood.load(*grown_pair, device="cpu")
 
 
+@pytest.mark.slow
 def test_greedy_texts_of_the_grown_pair_are_the_small_ones(shipped: Engine, grown: Engine) -> None:
     """Texts part at most where the small model's two best tokens tie up to rounding."""
     options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 16, "top_logprobs": 2}

@@ -17,6 +17,7 @@ from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
 
+@pytest.mark.some(48)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path: Path) -> None:
     """The cache starts small and grows, and each round reuses the slots of dead branches."""

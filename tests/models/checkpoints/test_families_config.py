@@ -52,6 +52,7 @@ KNOBS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize(("name", "changes"), KNOBS)
 def test_each_knob_of_a_config_changes_the_logits(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, name)

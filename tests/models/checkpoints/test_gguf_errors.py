@@ -207,6 +207,7 @@ BITS = {"infinite": 0x7C00, "minus infinite": 0xFC00, "NaN": 0x7E01}
 SCALES = [(kind, place) for kind, places in gguf_files.SCALES.items() for place in places or (0,)]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("kind", "place"), SCALES)
 def test_a_scale_that_is_no_number_is_named(kind: str, place: int, tmp_path: Path) -> None:
     """Each scale of each type; bytes elsewhere in a block may be any."""

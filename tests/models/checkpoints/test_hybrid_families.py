@@ -23,6 +23,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=5e-5 * float(expected.abs().max()), rtol=0)
 
 
+@pytest.mark.some(16)
 @pytest.mark.parametrize("backend", ["auto", "pytorch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, backend: str, tmp_path: Path) -> None:
@@ -54,6 +55,7 @@ def test_training_and_layer_ranges(name: str, tmp_path: Path) -> None:
     close(ours(decoder, forest, session), per_path(model, forest))
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_near_float32(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)

@@ -68,6 +68,7 @@ def shard(source: Path, directory: Path, count: int) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize(
     "how",

@@ -30,6 +30,7 @@ def held(engine: Engine, method: str) -> list[str]:
     return sorted(kinds | {"linear" for part in parts if isinstance(part, nn.Linear)})
 
 
+@pytest.mark.some(6)
 @needs_native
 @pytest.mark.parametrize("method", HEADS)
 @pytest.mark.parametrize(

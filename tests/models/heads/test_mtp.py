@@ -52,6 +52,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int], to
     return heard
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", ["auto", "pytorch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_transformers(name: str, backend: str, tmp_path: Path, said: list[Any]) -> None:
@@ -71,6 +72,7 @@ def test_logits_are_transformers(name: str, backend: str, tmp_path: Path, said: 
             torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_text_is_plain_decodings(method: str, tmp_path: Path) -> None:
     write_with_mtp(tmp_path, "qwen3_5")

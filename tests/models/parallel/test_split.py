@@ -87,6 +87,7 @@ def test_what_cannot_be_shared_out_is_refused(name: str, tmp_path: Path) -> None
         partition.check(checkpoint.described(tmp_path)[2], 2, tmp_path)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "size"), [*BY_TWO, *BY_FOUR])
 def test_logits_of_each_family(name: str, size: int, tmp_path: Path) -> None:
     """By two processes key/value heads are split, of Gemma's one a copy each; by four all are held by two at least."""
@@ -125,6 +126,7 @@ QUICK = ("chain", "tree", "exit", "self", "medusa", "dsbd")
 REST = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in QUICK]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [*QUICK, *REST])
 def test_every_method_has_the_same_text(name: str, whole: Decoder, parts: Split, draft: Decoder) -> None:
     """Greedy, and sampled under a seed: exits, heads and skipped sublayers of the embedded target too."""
@@ -142,6 +144,7 @@ def test_no_method_is_left_out() -> None:
     assert {method["name"] for method in METHODS.values()} == set(methods.METHODS) - alone
 
 
+@pytest.mark.slow
 def test_many_requests_in_little_memory(whole: Decoder, parts: Split, draft: Decoder) -> None:
     """Extents that move, grow and are taken over: the followers' caches do what the driver's does."""
     requests = [
@@ -187,6 +190,7 @@ def test_heads_that_share_the_targets(whole: Decoder, parts: Split, draft: Decod
     assert texts[0].tokens == texts[1].tokens and texts[0].metrics.as_dict()["rounds"] == len(texts[1].rounds)
 
 
+@pytest.mark.slow
 def test_a_head_that_reads_states_of_three_layers(whole: Decoder, parts: Split, draft: Decoder, tmp_path: Path) -> None:
     made = EagleHead.of(checkpoint.load(EMBEDDED / "target", packed=False))
     eagle.save(made.weights(), tmp_path, made.target, made.reads, torch.float32)

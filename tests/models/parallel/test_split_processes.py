@@ -273,6 +273,7 @@ def test_a_draft_on_a_device_of_its_own(plain: str) -> None:
         draftwood.load(EMBEDDED / "target", EMBEDDED / "draft", draft_device="gpu")
 
 
+@pytest.mark.slow
 def test_every_process_stores_keys_and_values_as_it_is_told() -> None:
     """Each part has its own heads, so that scales are those of one process, and the text is too."""
     alone = draftwood.load(backend="pytorch", kv_dtype="int8")

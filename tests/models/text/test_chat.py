@@ -297,6 +297,7 @@ def test_a_template_cannot_leave_its_sandbox(escape: str, tmp_path: Path) -> Non
     assert not file.exists()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("bomb", "reason"),
     [
