@@ -1,4 +1,4 @@
-"""Pictures of the server's page, from a real run of the embedded pair: python docs/screenshots.py
+"""Pictures of the server's page, from real runs of the embedded pair and of SmolLM2: python docs/screenshots.py
 
 Starts `draftwood serve`, drives the page in Chromium and writes docs/assets/page-*.png.
 """
@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,31 +22,46 @@ from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).parent / "assets"
 COLOURS = 128  # of a picture
+SMOLLM2 = Path.home() / ".cache/draftwood-real-models/SmolLM2-135M-Instruct.Q4_1.gguf"  # by recipes/real_models.py
 PATIENCE = 120_000  # milliseconds, for machines that are busy
 
 
 def main() -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with served() as url:
+            for name, picture in (("light", rounds), ("dark", comparison), ("narrow", narrow)):
+                take(browser, url, name, picture, 400 if name == "narrow" else 1180, name == "dark")
+        with served("--target", str(SMOLLM2)) as url:
+            take(browser, url, "chat", chat, 1280, False)
+            take(browser, url, "chat-narrow", chat, 400, True)
+        browser.close()
+
+
+@contextmanager
+def served(*options: str) -> Iterator[str]:
+    """The address of a server for a while."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "draftwood", "serve", "--port", str(port)])
+    server = subprocess.Popen([sys.executable, "-m", "draftwood", "serve", "--port", str(port), *options])
     try:
         wait(f"http://127.0.0.1:{port}/ready", server)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for name, picture in (("light", rounds), ("dark", comparison), ("narrow", narrow)):
-                width = 400 if name == "narrow" else 1180
-                scheme = "dark" if name == "dark" else "light"
-                page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-                page.set_default_timeout(PATIENCE)
-                page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded", timeout=PATIENCE)
-                page.wait_for_selector("#methods select", state="attached")
-                picture(page)
-                save(page.screenshot(full_page=name == "light"), OUT / f"page-{name}.png")
-            browser.close()
+        yield f"http://127.0.0.1:{port}/"
     finally:
         server.terminate()
         server.wait()
+
+
+def take(browser: Any, url: str, name: str, picture: Callable[[Any], None], width: int, dark: bool) -> None:
+    """Make one picture."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    page.set_default_timeout(PATIENCE)
+    page.goto(url, wait_until="domcontentloaded", timeout=PATIENCE)
+    page.wait_for_selector("#methods select", state="attached")
+    picture(page)
+    save(page.screenshot(full_page=name == "light"), OUT / f"page-{name}.png")
+    page.close()
 
 
 def wait(url: str, server: subprocess.Popen[bytes]) -> None:
@@ -87,6 +104,19 @@ def narrow(page: Any) -> None:
     page.locator(".method:visible > .field select").select_option("dsbd")
     generate(page)
     page.evaluate("() => document.querySelector('#runs').scrollIntoView()")
+
+
+def chat(page: Any) -> None:
+    """Two messages, and the rounds of the second answer."""
+    page.click("#settings > summary")
+    page.fill("[name=temperature]", "0")
+    page.fill("[name=max_tokens]", "64")
+    page.click("#settings > summary")
+    for message in ("Name three rivers of Europe, one a line.", "Which countries does the first of them cross?"):
+        page.fill("#prompt", message)
+        page.press("#prompt", "Enter")
+        page.wait_for_function("() => document.querySelector('#stop').hidden")
+    page.wait_for_timeout(1500)
 
 
 def save(shot: bytes, path: Path) -> None:

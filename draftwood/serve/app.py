@@ -356,9 +356,18 @@ def _add_metrics(app: FastAPI, service: Service) -> None:
 def _add_page_data(app: FastAPI, service: Service) -> None:
     @app.get("/page.json", include_in_schema=False)
     def page_json() -> dict[str, Any]:
-        """Version, models, prompts, and the viewer in which the page shares runs."""
-        models, prompts = service.public.value(service.engine.names), _embedded_prompts(service.engine)
-        return {"version": __version__, "models": models, "prompts": prompts, "viewer": page.template()}
+        """Version, models, prompts, whether conversations are known, and the viewer in which the page shares runs.
+
+        `sampling` is how the model's makers draw tokens, where the checkpoint says so.
+        """
+        return {
+            "version": __version__,
+            "models": service.public.value(service.engine.names),
+            "prompts": _embedded_prompts(service.engine),
+            "chat": bool(service.tokenizer.templates),
+            "sampling": service.engine.generation_config,
+            "viewer": page.template(),
+        }
 
 
 def _embedded_prompts(engine: Engine) -> list[dict[str, str]]:

@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import FastAPI, Request
+from pydantic import WrapValidator
 from starlette.responses import Response
 
 from draftwood.engine.embedded_hint import hint
@@ -17,11 +18,23 @@ from draftwood.engine.generation import Generation
 from draftwood.explain import page
 from draftwood.explain.explanation import RecordedGeneration
 from draftwood.explain.tree import Grower
+from draftwood.serve import answers
+from draftwood.serve.answers import ChatForm
+from draftwood.serve.completions import prepared_chat
 from draftwood.serve.errors import ApiError
-from draftwood.serve.protocol import CompletionRequest
+from draftwood.serve.protocol import ChatRequest, CompletionRequest
 from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import EventStream, RequestRun
 from draftwood.serve.service import Service, check_model
+
+
+def _by_field(body: Any, handler: object) -> CompletionRequest | ChatRequest:
+    """The body as what it is meant to be: a conversation where it has messages, else a text."""
+    kind = ChatRequest if isinstance(body, dict) and "messages" in body else CompletionRequest
+    return kind.model_validate(body)
+
+
+RoundsRequest: TypeAlias = Annotated[CompletionRequest | ChatRequest, WrapValidator(_by_field)]
 
 
 def add_rounds(app: FastAPI, service: Service) -> None:
@@ -33,16 +46,23 @@ def add_rounds(app: FastAPI, service: Service) -> None:
         return EventStream(service.load())
 
     @app.post("/v1/forest")
-    async def forest(body: CompletionRequest, request: Request) -> Response:
-        """Continue a text as /v1/completions does, told round by round with what became of each draft."""
+    async def forest(body: RoundsRequest, request: Request) -> Response:
+        """Continue a text, as /v1/completions, or answer a conversation, as /v1/chat/completions, round by round.
+
+        Each round says what became of every draft.
+        """
         check_model(service, body.model)
-        if not body.limit or body.echo:
+        if body.limit == 0 or getattr(body, "echo", None):
             raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
         for name in ("suffix", "prompt_logprobs", "truncate_prompt_tokens"):
-            if getattr(body, name) is not None:
+            if getattr(body, name, None) is not None:
                 raise ApiError(400, f"{name} is for /v1/completions; leave it out", name)
-        rounds = RoundStream(service)
-        plan = plan_request(service, body, body.prompts)
+        form = None
+        if isinstance(body, ChatRequest):
+            form, plan = await prepared_chat(service, request, body)
+        else:
+            plan = plan_request(service, body, body.prompts)
+        rounds = RoundStream(service, form)
         run = RequestRun(service, plan, request.state.logged, rounds.prepare)
         await run.start_for(request)
         return EventStream(rounds.text(run), run)
@@ -51,11 +71,12 @@ def add_rounds(app: FastAPI, service: Service) -> None:
 class RoundStream:
     """The generations of a request as events: `start`, a `round` for each round and `end`, with data of `explain.page`.
 
+    The `end` of an answer to a conversation has its `message`, written by `form`, to be sent back in the next request.
     Recording a generation changes no text.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, form: ChatForm | None = None) -> None:
+        self.service, self.form = service, form
         self._recorded: list[_RecordedGeneration] = []
 
     def prepare(self, generation: Generation) -> None:
@@ -73,7 +94,10 @@ class RoundStream:
             text = _event("round", index, self._recorded[index].round(event))
             if event.result is not None:
                 joules = run.summary["metrics"].get("joules")
-                text += _event("end", index, {**page.end(event.result), "joules": joules})
+                end = {**page.end(event.result), "joules": joules}
+                if self.form is not None:
+                    end["message"] = self.form.choice(index, answers.pieces(event.result)[0])["message"]
+                text += _event("end", index, end)
             return text
 
         try:

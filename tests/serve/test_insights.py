@@ -89,6 +89,25 @@ def test_what_cannot_be_told_is_refused(served: Running) -> None:
         assert status == 400 and error["message"]
 
 
+@pytest.mark.parametrize("method", ["speculative", {"name": "dsbd", "width": 2}], ids=str)
+def test_rounds_of_a_conversation(served: Running, method: Any) -> None:
+    """The text and the message are those of /v1/chat/completions, which understands the next request."""
+    messages: list[Any] = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
+    for seed in (1, 2):
+        asked = {"messages": messages, "max_tokens": 12, "seed": seed, "temperature": 1, "speculation": method}
+        lines = [line.partition(": ")[2] for line in served.client.post("/v1/forest", json=asked).iter_lines() if line]
+        start, *rounds, end = (json.loads(data) for data in lines[1::2])
+        expected = served.post("/v1/chat/completions", **asked)["choices"][0]["message"]
+        assert end["message"] == expected and "".join(start["prompt"]).endswith("u:hi|a:" if seed == 1 else "a:")
+        if method == "speculative":
+            assert "".join(piece for one in rounds for piece, _ in one["pieces"]) == expected["content"]
+        messages += [end["message"], {"role": "user", "content": "and"}]
+    status, error = served.refused("/v1/forest", messages=messages, prompt="Once")
+    assert status == 400 and "no field 'prompt'" in error["message"]
+    status, error = served.refused("/v1/forest", messages=[{"role": "user", "content": 3}])
+    assert status == 400 and error["param"] == "messages"
+
+
 def below(node: dict[str, Any]) -> list[dict[str, Any]]:
     return [*node["fates"], *(fate for child in node["children"] for fate in below(child))]
 

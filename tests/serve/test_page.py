@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
+from browser import accessibility, ended, opened_tab, ready_page, text, visit
 from servers import Running, running
 
 from draftwood import Engine, load
@@ -21,28 +20,13 @@ from draftwood.serve.settings import ServeSettings
 
 STORY = "Story: In Corfe there lived a sailor called"
 SHORT = {"max_tokens": 24, "top_p": 1}
-BROWSERS = "chromium", "chromium-browser", "google-chrome"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-OURS = "http://127.0.0.1:", "blob:", "file:"
-PATIENCE = 60_000  # milliseconds, for machines that are busy
 
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Any]:
-    """One tab for all tests, and what went wrong in it."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("no Chromium was found, so the page is not tested; install it: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        tab = browser.new_page()
-        tab.set_default_timeout(PATIENCE)
-        tab.troubles = []
-        tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
-        tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
-        tab.on("request", lambda one: one.url.startswith(OURS) or tab.troubles.append(one.url))
+    """One tab for all tests."""
+    with opened_tab() as tab:
         yield tab
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +38,8 @@ def site(tab: Any) -> Iterator[Running]:
 
 @pytest.fixture
 def page(site: Running, tab: Any) -> Iterator[Any]:
-    """The page, ready. Nothing may be loaded from elsewhere, refused by the policy or thrown."""
-    tab.troubles.clear()
-    tab.set_viewport_size({"width": 1200, "height": 900})
-    visit(tab, site.url)
-    tab.expected = []  # parts of console messages that a test provokes
-    yield tab
-    assert [text for text in tab.troubles if not any(part in text for part in tab.expected)] == []
-
-
-def visit(page: Any, url: str) -> None:
-    page.goto(url, wait_until="domcontentloaded")
-    page.wait_for_selector("#methods select", state="attached")
+    with ready_page(tab, site.url) as page:
+        yield page
 
 
 def ask(page: Any, method: str, prompt: str = STORY, options: dict[str, Any] | None = None, **sampling: Any) -> None:
@@ -80,20 +54,7 @@ def ask(page: Any, method: str, prompt: str = STORY, options: dict[str, Any] | N
     page.click("#go")
 
 
-def ended(page: Any, runs: int = 1) -> None:
-    page.wait_for_function(
-        "runs => document.querySelectorAll('.run .legend').length === runs && document.querySelector('#stop').hidden"
-        " && [...document.querySelectorAll('.run .legend')].every(one => one.textContent.includes('ended by'))",
-        arg=runs,
-    )
-
-
-def text(page: Any, run: int = 0) -> str:
-    tokens = page.locator(".run").nth(run).locator(".text .token")
-    return str(tokens.evaluate_all("all => all.map(one => one.textContent).join('')"))
-
-
-def expected(engine: Engine, method: Any, temperature: float = 0.7, tokens: int = 24, seed: int = 0) -> Any:
+def expected(engine: Engine, method: Any, temperature: float = 1.0, tokens: int = 24, seed: int = 0) -> Any:
     return engine.generate(STORY, method, {"temperature": temperature}, max_new_tokens=tokens, seed=seed)
 
 
@@ -119,7 +80,7 @@ def test_the_forest_says_what_became_of_each_draft(page: Any, site: Running) -> 
     ask(page, "mcsd", options={"tree": "3,2,1"})
     ended(page)
     found = site.engine.explain(
-        STORY, method={"name": "mcsd", "tree": [3, 2, 1]}, sampling={"temperature": 0.7}, max_new_tokens=24
+        STORY, method={"name": "mcsd", "tree": [3, 2, 1]}, sampling={"temperature": 1}, max_new_tokens=24
     )
     count = len(found.trees)
     assert page.inner_text(".where").endswith(f" of {count}") and page.locator(".strip button").count() == count
@@ -347,7 +308,7 @@ def test_a_narrow_screen_and_a_keyboard_are_enough(page: Any) -> None:
     page.focus("#prompt")
     page.keyboard.press("Control+Enter")
     ended(page, 2)
-    page.locator("details summary").first.click()
+    page.locator(".method:visible summary").first.click()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
     page.locator("text=Copy as").first.click()
     assert "/v1/completions" in page.inner_text("#snippet")
@@ -357,6 +318,7 @@ def test_a_narrow_screen_and_a_keyboard_are_enough(page: Any) -> None:
       .filter(one => one.checkVisibility()).filter(one => !(one.getAttribute('aria-label') || one.textContent.trim()
         || [...(one.labels ?? [])].some(label => label.textContent.trim()))).map(one => one.outerHTML)"""
     assert page.evaluate(nameless) == []
+    assert accessibility(page) == []
 
 
 def completion(site: Running, body: str) -> str:
@@ -372,9 +334,9 @@ def test_what_is_copied_works(page: Any, site: Running) -> None:
     body = re.search(r"-d '(.*)'$", page.inner_text("#snippet"), re.DOTALL)
     assert body is not None and completion(site, body[1]) == text(page)
     page.click("#tabs >> text=method file")
-    assert site.engine.generate(
-        STORY, json.loads(page.inner_text("#snippet")), {"temperature": 0.7}, 24, 5
-    ).text == text(page)
+    assert site.engine.generate(STORY, json.loads(page.inner_text("#snippet")), {"temperature": 1}, 24, 5).text == text(
+        page
+    )
     page.click("#tabs >> text=Python")
     printed: list[str] = []
     exec(page.inner_text("#snippet"), {"print": printed.append})

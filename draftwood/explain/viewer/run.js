@@ -7,8 +7,9 @@ const TIMES = { drafting: "drafting", target: "target", sampling: "sampling", ot
 
 export class RunView {
   // `run`: {method, lossless, greedy, coupled, models, sampling, seed, prompt, shortened, fates} and `rounds`; see page.py
-  constructor(place, run) {
-    this.run = { ...run, rounds: [] };
+  // `label` names the text; all but the text may be `folded`, with the figures in a line.
+  constructor(place, run, label = "the text", folded = false) {
+    Object.assign(this, { label, folded, run: { ...run, rounds: [] } });
     this.at = this.drawn = -1; // the round that is looked at, and the one that is drawn
     this.follows = true; // the newest round, until another one is asked for
     this.root = element("div", place, undefined, "run");
@@ -20,16 +21,18 @@ export class RunView {
 
   build() {
     const add = (name, kind, parent = this.root) => (this[kind] = element(name, parent, undefined, kind));
-    add("dl", "figures");
+    if (!this.folded) add("dl", "figures");
     add("div", "text");
     this.text.tabIndex = 0;
     this.text.setAttribute("role", "region");
-    this.text.setAttribute("aria-label", "the text");
-    element("span", this.text, (this.run.shortened ? "…" : "") + this.run.prompt.join(""), "prompt");
+    this.text.setAttribute("aria-label", this.label);
+    if (!this.folded) element("span", this.text, (this.run.shortened ? "…" : "") + this.run.prompt.join(""), "prompt");
     add("p", "legend");
-    add("div", "racing");
-    add("div", "clock");
-    add("div", "rounds");
+    if (this.folded) this.fold();
+    const below = this.details ?? this.root;
+    add("div", "racing", below);
+    add("div", "clock", below);
+    add("div", "rounds", below);
     add("div", "strip", this.rounds);
     this.strip.setAttribute("role", "group");
     this.strip.setAttribute("aria-label", "rounds");
@@ -59,6 +62,14 @@ export class RunView {
     add("div", "cost", right);
     add("div", "layers", right);
     this.root.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  // What is below the text, drawn while it is open.
+  fold() {
+    this.details = element("details", this.root, undefined, "folded");
+    this.line = element("summary", this.details, "Rounds");
+    this.figures = element("dl", this.details, undefined, "figures");
+    this.details.ontoggle = () => { if (this.details.open && this.at >= 0) this.drawRound(); };
   }
 
   // A round that has just happened.
@@ -106,6 +117,7 @@ export class RunView {
     const last = this.run.rounds.length - 1;
     this.at = Math.min(Math.max(place, 0), last);
     this.follows = this.at === last;
+    if (this.details) this.details.open = true;
     this.drawRound();
   }
 
@@ -147,6 +159,8 @@ export class RunView {
     put("tokens", String(tokens), "tokens of the text");
     put("forwards", String(rounds), "forward passes of the target, one per round");
     if (joules) put("energy", joules.toFixed(1) + " J", "from the machine's counter, for everything that ran meanwhile");
+    if (this.line) this.line.textContent = ["Rounds", seconds ? (tokens / seconds).toFixed(0) + " tokens/s" : "", rounds ? "tau " + (tokens / rounds).toFixed(2) : "",
+      drafted ? percent(accepted / drafted) + " accepted" : ""].filter(Boolean).join(" · ");
   }
 
   drawLegend() {
@@ -196,8 +210,9 @@ export class RunView {
 
   drawRound() {
     const round = this.run.rounds[this.at];
-    this.drawn = this.at;
     this.drawPlace();
+    if (this.details && !this.details.open) return;
+    this.drawn = this.at;
     this.strip.scrollLeft = this.strip.children[this.at].offsetLeft - this.strip.clientWidth / 2;
     for (const token of this.text.querySelectorAll(".token")) token.classList.toggle("now", Number(token.dataset.round) === this.at);
     this.summary.textContent = plural(round.drafted, "draft") + (round.draws > round.drafted ? " in " + round.draws + " draws" : "")

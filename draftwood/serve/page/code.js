@@ -12,17 +12,17 @@ function python(value) {
   return JSON.stringify(value);
 }
 
-const OPENAI = ["model", "prompt", "temperature", "max_tokens", "seed", "top_p"];
+const OPENAI = ["model", "prompt", "messages", "temperature", "max_tokens", "seed", "top_p"];
 
 export const SNIPPETS = {
-  curl: (body) => "curl -N " + location.origin + "/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  "
+  curl: (body) => "curl -N " + location.origin + "/v1/" + (body.messages ? "chat/" : "") + "completions \\\n  -H 'Content-Type: application/json' \\\n  "
     + (keyed() ? '-H "Authorization: Bearer $DRAFTWOOD_API_KEY" \\\n  ' : "") + "-d " + shell(JSON.stringify({ ...body, stream: true }, null, 2)),
   Python: (body) => {
     const fields = Object.entries(body), known = ([name]) => OPENAI.includes(name);
     const extra = Object.fromEntries(fields.filter((field) => !known(field)));
     const lines = [...fields.filter(known), ["extra_body", extra]].map(([name, value]) => "    " + name + "=" + python(value) + ",\n");
     return (keyed() ? "import os\n\n" : "") + "from openai import OpenAI\n\nclient = OpenAI(base_url=" + JSON.stringify(location.origin + "/v1")
-      + ", api_key=" + (keyed() ? 'os.environ["DRAFTWOOD_API_KEY"]' : '"-"') + ")\nanswer = client.completions.create(\n" + lines.join("") + ")\nprint(answer.choices[0].text)\n";
+      + ", api_key=" + (keyed() ? 'os.environ["DRAFTWOOD_API_KEY"]' : '"-"') + ")\nanswer = client." + (body.messages ? "chat." : "") + "completions.create(\n" + lines.join("") + ")\nprint(answer.choices[0]." + (body.messages ? "message.content" : "text") + ")\n";
   },
   "method file": ({ speculation }) => JSON.stringify(speculation, null, 2) + "\n",
 };

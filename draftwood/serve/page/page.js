@@ -1,13 +1,14 @@
 // The page: asks the server, and shows what comes.
 import { element } from "./viewer/dom.js";
-import { RunView } from "./viewer/run.js";
-import { Failure, events, json, keyed, setKey } from "./api.js";
-import { SNIPPETS, download, offline } from "./code.js";
+import { Answer } from "./answer.js";
+import { json, keyed, setKey } from "./api.js";
+import { Chat, sends } from "./chat.js";
 import { Load } from "./load.js";
 import { MethodPicker, Sampling } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
-const page = { about: null, methods: [], pickers: [], cards: [], stop: null, sampling: new Sampling($("common")), model: "" };
+const CHAT_TOKENS = 512, TEXT_TOKENS = 64;
+const page = { about: null, methods: [], pickers: [], answers: [], stop: null, sampling: new Sampling($("common"), TEXT_TOKENS), model: "", chat: false, talk: null, kept: "" };
 
 function fail(error) {
   $("error").textContent = error?.message ?? "";
@@ -34,8 +35,12 @@ async function begin() {
     chip.onclick = () => { $("prompt").value = prompt; fit(); $("prompt").focus(); };
   }
   if (!$("prompt").value && about.prompts.length) $("prompt").value = about.prompts[0].prompt;
-  fit();
+  page.sampling.recommend(about.sampling);
   pickers(usual);
+  page.talk = new Chat($("thread"), { ask: () => $("form").reportValidity() && { ...asked(page.pickers.at(-1)), system: $("system").value.trim() }, work, viewer: about.viewer, write });
+  $("modes").hidden = !about.chat;
+  fit();
+  if (about.chat) mode(true);
 }
 
 // The method that is used, and before it the one that it is compared with.
@@ -44,10 +49,11 @@ function pickers(usual) {
   $("methods").replaceChildren();
   page.pickers = [["Compared with", "autoregressive"], ["Method", trees ? "mcsd" : usual]].map(([label, name]) => new MethodPicker($("methods"), page.methods, label, name));
   compared();
+  summarise();
 }
 
 function compared() {
-  if (page.pickers.length) page.pickers[0].root.hidden = !$("compare").checked;
+  if (page.pickers.length) page.pickers[0].root.hidden = page.chat || !$("compare").checked;
 }
 
 function fit() {
@@ -56,111 +62,100 @@ function fit() {
   box.style.height = Math.min(box.scrollHeight + 2, 320) + "px";
 }
 
-// A run's place on the page, with what can be done with it.
-function card(body) {
-  const root = element("section", $("runs"), undefined, "card"), head = element("div", root, undefined, "head");
-  const title = element("h2", head, body.speculation.name), badge = element("span", head, "waiting", "badge");
-  const tools = element("span", head, undefined, "tools"), made = { root, title, badge, body, view: null };
-  const use = element("button", tools, "Copy as …", "quiet"), share = element("button", tools, "Share", "quiet");
-  for (const button of [use, share]) button.type = "button";
-  use.onclick = () => snippets(body);
-  share.title = "one HTML file that needs no network";
-  share.disabled = true;
-  share.onclick = () => download("draftwood-" + body.speculation.name + "-seed-" + body.seed + ".html", offline(page.about.viewer, made.view.run));
-  made.share = share;
-  return made;
-}
-
-async function run(made, signal) {
-  let ended = false;
-  for await (const [event, data] of events("v1/forest", made.body, signal)) {
-    if (event === "start") {
-      made.title.textContent = data.method;
-      made.badge.textContent = data.lossless ? "lossless" : "lossy";
-      made.badge.classList.toggle("lossy", !data.lossless);
-      made.view = new RunView(made.root, data);
-      note($("hint"), data.hint);
-    } else if (event === "round") {
-      made.view.add(data);
-    } else if (event === "end") {
-      ended = true;
-      made.view.end(data);
-      made.share.disabled = false;
-    } else if (event === "error") {
-      throw new Failure(data.error?.message ?? "The server could not go on.", 500);
-    }
-  }
-  if (!ended) throw new Failure("The server ended the stream before the text was complete; what came is shown.", 0);
-}
-
-async function generate() {
-  fail(null);
-  if (page.stop) return;
-  if (!$("form").reportValidity()) return;
+// Runs answers one after the other, so that neither slows the other down; whether all came to their end.
+async function work(answers, seen = () => {}) {
   const stop = (page.stop = new AbortController());
+  fail(null);
   for (const place of [$("hint"), $("verdict")]) note(place);
-  $("runs").replaceChildren();
+  $("said").textContent = "";
   $("intro").hidden = true;
-  $("go").disabled = true;
-  $("stop").hidden = false;
-  const prompt = $("prompt").value, bodies = page.pickers.filter((picker) => !picker.root.hidden).map((picker) => ({ model: page.model, prompt, ...page.sampling.values, speculation: picker.values }));
-  $("runs").className = bodies.length > 1 ? "runs two" : "runs";
-  page.cards = bodies.map(card);
+  busy(true);
   try {
-    for (const made of page.cards) await run(made, stop.signal); // one after the other: neither slows the other down
-    compare(page.cards.map((made) => made.view));
+    for (const answer of answers) await answer.run(stop.signal, (event, data) => {
+      if (event === "start") note($("hint"), data.hint);
+      seen();
+    });
+    $("said").textContent = "The text is complete.";
+    return true;
   } catch (error) {
-    if (error.name === "AbortError") note($("verdict"), "Stopped.");
+    const stopped = error.name === "AbortError";
+    if (stopped) note($("verdict"), "Stopped.");
     else fail(error);
-    for (const { view, share } of page.cards) if (view && !view.run.finish) {
-      view.end({ finish: error.name === "AbortError" ? "stopped" : "an error" });
-      share.disabled = !view.run.rounds.length;
-    }
-    for (const { badge, view } of page.cards) if (!view) badge.textContent = "not run";
+    for (const answer of answers) answer.cut(stopped ? "stopped" : "an error");
+    return false;
   } finally {
     page.stop = null;
-    $("go").disabled = false;
-    $("stop").hidden = true;
+    busy(false);
+    seen();
   }
+}
+
+function busy(now) {
+  document.body.classList.toggle("busy", now);
+  $("go").disabled = now;
+  $("stop").hidden = !now;
+}
+
+const asked = (picker) => ({ model: page.model, ...page.sampling.values, speculation: picker.values });
+
+async function generate() {
+  if (page.stop || !$("form").reportValidity()) return;
+  if (page.chat) return send();
+  $("runs").replaceChildren();
+  const prompt = $("prompt").value, bodies = page.pickers.filter((picker) => !picker.root.hidden).map((picker) => ({ ...asked(picker), prompt }));
+  $("runs").className = bodies.length > 1 ? "runs two" : "runs";
+  page.answers = bodies.map((body, i) => new Answer($("runs"), body, page.about.viewer, bodies.length > 1 ? "text " + (i + 1) : "the text"));
+  if (await work(page.answers)) compare(page.answers);
+}
+
+// The message that was typed; it comes back where nothing was answered.
+async function send() {
+  const text = $("prompt").value;
+  if (!text.trim()) return;
+  write("");
+  if (!await page.talk.reply(text) && !$("prompt").value) write(text);
+}
+
+function write(text) {
+  if (text !== undefined) $("prompt").value = text;
+  fit();
+  $("prompt").focus({ preventScroll: true });
+}
+
+// A conversation, or a text that is continued.
+function mode(chat) {
+  if (chat === page.chat) return;
+  page.chat = chat;
+  [page.kept, $("prompt").value] = [$("prompt").value, page.kept]; // of the other mode
+  document.body.classList.toggle("chat", chat);
+  for (const button of $("modes").children) button.setAttribute("aria-pressed", (button.id === "talk") === chat);
+  for (const one of document.querySelectorAll("[data-mode]")) one.hidden = (one.dataset.mode === "chat") !== chat;
+  $("label").textContent = chat ? "Message" : "Prompt";
+  $("label").classList.toggle("hidden", chat);
+  $("prompt").rows = chat ? 1 : 3;
+  $("prompt").placeholder = chat ? "Message" : "";
+  $("go").textContent = chat ? "Send" : "Generate";
+  $("settings").open = !chat;
+  page.sampling.length(chat ? CHAT_TOKENS : TEXT_TOKENS, chat ? TEXT_TOKENS : CHAT_TOKENS);
+  compared();
+  summarise();
+  fit();
+}
+
+function summarise() {
+  if (!page.pickers.length) return;
+  const { temperature, max_tokens } = page.sampling.values;
+  $("summary").textContent = "Settings: " + page.pickers.at(-1).values.name + " · temperature " + temperature + " · at most " + max_tokens + " tokens";
 }
 
 // Two runs in a sentence.
-function compare(views) {
-  if (views.length < 2) return;
-  const [a, b] = views.map((view) => ({ ...view.run, ...view.sums, text: view.run.rounds.flatMap((round) => round.pieces.map(([piece]) => piece)).join("") }));
+function compare(answers) {
+  if (answers.length < 2) return;
+  const [a, b] = answers.map(({ view, text }) => ({ ...view.run, ...view.sums, text }));
   const ratio = b.metrics.tokens_per_second / a.metrics.tokens_per_second;
   const same = a.text === b.text ? "The texts are the same." : "The texts differ" + (a.lossless && b.lossless && !a.greedy ? ", as two draws do." : ".");
   note($("verdict"), b.method + " gives " + ratio.toFixed(2) + " times the tokens per second of " + a.method + ", with "
     + b.rounds + " forwards of the target in place of " + a.rounds + ". " + same + " They ran one after the other.");
-}
-
-function snippets(body) {
-  const show = (name) => {
-    for (const tab of $("tabs").children) tab.setAttribute("aria-pressed", tab.textContent === name);
-    $("snippet").textContent = SNIPPETS[name](body);
-    $("copied").textContent = name === "method file" ? "for --method file:PATH" : "";
-  };
-  $("tabs").replaceChildren();
-  for (const name of Object.keys(SNIPPETS)) {
-    const tab = element("button", $("tabs"), name);
-    tab.type = "button";
-    tab.onclick = () => show(name);
-  }
-  show("curl");
-  $("code").showModal();
-}
-
-async function copy() {
-  const range = document.createRange();
-  range.selectNodeContents($("snippet"));
-  getSelection().removeAllRanges();
-  getSelection().addRange(range);
-  try {
-    await navigator.clipboard.writeText($("snippet").textContent);
-    $("copied").textContent = "copied";
-  } catch { // not at this address: it is selected, so that a key copies it
-    $("copied").textContent = "selected: press Ctrl + C";
-  }
 }
 
 function theme() {
@@ -189,12 +184,21 @@ $("stop").onclick = () => page.stop?.abort();
 $("compare").onchange = compared;
 $("prompt").oninput = fit;
 $("secret").oninput = () => setKey($("secret").value);
-$("copy").onclick = copy;
-$("close").onclick = () => $("code").close();
+$("talk").onclick = () => mode(true);
+$("text").onclick = () => mode(false);
+$("new").onclick = () => { page.stop?.abort(); page.talk.clear(); write(); };
+$("settings").addEventListener("input", summarise);
+$("settings").addEventListener("invalid", () => { $("settings").open = true; }, true); // what is wrong must be seen
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
-  else if (event.key === "Escape") page.stop?.abort();
-  else if (!event.defaultPrevented && !event.target.closest("input, textarea, select, dialog, .text, summary")) page.cards.find((made) => made.view)?.view.key(event);
+  const shown = page.chat ? page.talk.latest : page.answers.find((answer) => answer.view)?.view;
+  if (event.target.id === "prompt" && (page.chat ? sends(event) : event.key === "Enter" && (event.ctrlKey || event.metaKey))) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  } else if (event.key === "Escape") {
+    page.stop?.abort();
+  } else if (!event.defaultPrevented && !event.target.closest("input, textarea, select, dialog, .text, summary") && (!page.chat || shown?.details.open)) {
+    shown?.key(event);
+  }
 });
 theme();
 new Load($("load"), state);

@@ -4,11 +4,16 @@ import { element } from "./viewer/dom.js";
 const KINDS = ["integer", "number", "text", "null", "value"];
 const SAMPLING = [
   ["temperature", "Temperature", 0.7, { min: 0, max: 5, step: 0.1 }, "0: greedy; 1: the target as it is"],
-  ["max_tokens", "Max tokens", 64, { min: 1, step: 1 }, "the text ends here at the latest"],
+  ["max_tokens", "Max tokens", null, { min: 1, step: 1 }, "the text ends here at the latest"],
   ["seed", "Seed", 0, { step: 1 }, "the same seed gives the same text"],
   ["top_p", "Top-p", 0.95, { min: 0.01, max: 1, step: 0.01 }, "keep this share of the probability; 1: all"],
   ["top_k", "Top-k", 0, { min: 0, step: 1 }, "keep the K most probable tokens; 0: all"],
 ];
+const RECOMMENDED = [ // shown where the checkpoint's makers name them
+  ["min_p", "Min-p", 0, { min: 0, max: 1, step: 0.01 }, "drop tokens below this share of the best one's probability; 0: none"],
+  ["repetition_penalty", "Repetition penalty", 1, { min: 0.01, max: 100, step: 0.01 }, "divides the scores of tokens that were there; 1: off"],
+];
+const NEUTRAL = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 };
 let fields = 0;
 
 function field(parent, label, control, help) {
@@ -23,22 +28,41 @@ function field(parent, label, control, help) {
 }
 
 export class Sampling {
-  constructor(place) {
-    this.controls = SAMPLING.map(([name, label, usual, bounds, help]) => {
-      const control = Object.assign(element("input"), { type: "number", value: usual, name, required: true, ...bounds });
-      field(place, label, control, help);
-      return control;
-    });
+  constructor(place, tokens) {
+    this.place = place;
+    this.recommended = {};
+    this.controls = SAMPLING.map((one) => this.control(...one));
+    this.length(tokens, "");
     this.match = Object.assign(element("input"), { name: "match", autocomplete: "off", spellcheck: false });
     this.match.oninput = () => this.match.setCustomValidity(this.structured === undefined ? "This JSON schema is no JSON." : "");
     field(place, "Must match", this.match, "a regular expression or a JSON schema; empty: any text");
   }
 
   get values() {
-    const found = Object.fromEntries(this.controls.map((control) => [control.name, Number(control.value)]));
-    if (found.top_p === 1) delete found.top_p;
-    if (!found.top_k) delete found.top_k;
-    return { ...found, ...this.structured };
+    const set = this.controls.map(({ name, value }) => [name, Number(value)]);
+    const told = ([name, value]) => name === "temperature" || name in this.recommended || value !== NEUTRAL[name];
+    return { ...Object.fromEntries(set.filter(told)), ...this.structured };
+  }
+
+  control(name, label, usual, bounds, help) {
+    const control = Object.assign(element("input"), { type: "number", value: usual, name, required: true, ...bounds });
+    field(this.place, label, control, help);
+    return control;
+  }
+
+  // How the checkpoint's makers draw tokens, in place of what this page would.
+  recommend(given) {
+    this.recommended = given;
+    if (!Object.keys(given).length) return;
+    this.controls.push(...RECOMMENDED.filter(([name]) => name in given).map((one) => this.control(...one)));
+    for (const control of this.controls) control.value = { ...NEUTRAL, ...given }[control.name] ?? control.value;
+    element("p", this.place, "Recommended by the model's makers: " + Object.entries(given).map(([name, value]) => name + " " + value).join(", ") + ".", "faint recommended");
+  }
+
+  // The length of answers, unless it was changed from the `usual` one.
+  length(tokens, usual) {
+    const control = this.controls.find(({ name }) => name === "max_tokens");
+    if (control.value === String(usual)) control.value = tokens;
   }
 
   // What the text must be; undefined where that cannot be read.
