@@ -284,7 +284,7 @@ async def measured(url: str, pid: int, count: int, seconds: float, light: int) -
     took = perf_counter() - began
     await asyncio.sleep(5)
     after = memory(pid)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, heavy in [("alone", None), *HEAVY.items()]:
         times = await beside(clients, heavy, light)
         rows.append(
