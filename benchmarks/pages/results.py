@@ -7,13 +7,13 @@ from collections import Counter
 import pandas as pd
 
 from benchmarks.execute import read
-from benchmarks.pages.tables import RESULTS, frame, markdown, pivoted, source, sources, span, text, times, value
+from benchmarks.pages.tables import RESULTS, frame, labels, markdown, pivoted, source, sources, span, text, times, value
 
 HEAD = """# Results
 
 Every number here comes from the files under `benchmarks/results`; `python -m benchmarks pages` makes this page of
 them. Each section names the command that repeats it. Ratios compare what took turns on the same prompts; in
-parentheses are 95% bootstrap intervals over items. Runs can be of different machines: compare times only between
+parentheses are 95% bootstrap intervals over n items. Runs can be of different machines: compare times only between
 runs that name the same processor and kernels. A grown pair has the text and the acceptance of the embedded pair at
 the cost of a larger shape."""
 
@@ -27,13 +27,14 @@ def page() -> str:
 def methods() -> str:
     """Speed of each family over plain decoding, and by kind of text."""
     parts = []
+    known = labels("headline")
     for part in ("chains", "mcsd", "eesd"):
         rows = frame("headline", part, task="all")
-        rows = rows[rows["method"] != "plain"]
+        rows = rows[rows["method"].isin(known) & (rows["method"] != "plain")]
         rows["method"] += rows["lossy"].map({True: " (lossy)", False: ""})
         rows["T"] = "T=" + rows["temperature"].map("{:g}".format)
         rows["cell"] = [
-            f"{times(row.speed_up_with_prompt, True)}; {times(row.speed_up)}; {row.tau:.2f}"
+            f"{times(row.speed_up_with_prompt, True)}; decoding alone {times(row.speed_up)}; tau {row.tau:.2f}"
             for row in rows.itertuples()
         ]
         parts.append(markdown(pivoted(rows, ["pair", "type", "method"], "T")))
@@ -45,12 +46,13 @@ def methods() -> str:
     wide = frame("headline", "mcsd", task="all", method="target-initialised 2,4,3,1,1")["speed_up_with_prompt"]
     return f"""## Speed over plain decoding
 
-With the prompt (the interval is over prompts); decoding alone; tokens per forward pass of the target. Eight prompts
-of each kind of text, four at 12x768.
+Of whole requests with their prompts (the interval is over n prompts); of decoding alone; tau, tokens per forward pass
+of the target. Eight prompts of each kind of text, four at 12x768.
 
 {parts[0]}
 
-Trees and forks. The target-initialised tree and the fork keep the longest (`verify=longest-root`).
+Trees and forks. The target-initialised tree and the fork keep the longest (`verify=longest-root`, ours: the authors'
+rule is `longest`, and their forks are measured at T = 1, see [The papers](papers.md)).
 
 {parts[1]}
 
@@ -120,7 +122,7 @@ measured at the commit below; its adapter is not kept.
 
 {markdown(pivoted(rows, ["engine", "mode"], "models"))}
 
-How many times as fast draftwood is:
+How many times as fast draftwood is, decoding alone:
 
 {markdown(pivoted(ratios, ["ours", "engine", "theirs"], "models"))}
 

@@ -19,6 +19,12 @@ def documents(experiment: str) -> list[dict[str, Any]]:
     return [read(file) for file in files if file.is_file()]
 
 
+def labels(experiment: str) -> set[str]:
+    """The labels of methods that an experiment of kind `methods` runs now; older results may have others."""
+    parts = load(find(experiment)).settings["parts"].values()
+    return {method["label"] for part in parts for method in part["methods"]}
+
+
 def frame(experiment: str, table: str, **where: Any) -> pd.DataFrame:
     """The rows of a table of all result files, each with `run`, `pair` and `type`, whose fields are as `where` says."""
     rows = []
@@ -37,17 +43,17 @@ def value(number: Any) -> float:
 
 
 def text(number: Any, form: str = ".2f", unit: str = "", ends: bool = False) -> str:
-    """A number or the value of an interval, with its ends in parentheses if asked for; empty where there is none."""
+    """A number or the value of an interval, with its ends and n if they are asked for; empty where there is none."""
     if pd.isna(value(number)):
         return ""
     shown = format(value(number), form) + unit
     if ends and number["low"] is not None:
-        shown += f" ({number['low']:{form}} to {number['high']:{form}})"
+        shown += f" ({number['low']:{form}} to {number['high']:{form}}, n={number['n']})"
     return shown
 
 
 def times(number: Any, ends: bool = False, digits: int = 2) -> str:
-    """A ratio as 1.08x, or as 1.08x (0.98 to 1.18)."""
+    """A ratio as 1.08x, or as 1.08x (0.98 to 1.18, n=48)."""
     return text(number, f".{digits}f", "x", ends)
 
 

@@ -2,57 +2,123 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from benchmarks import pairs
 from benchmarks.command import started
-from benchmarks.execute import write
+from benchmarks.execute import read, write
+from benchmarks.papers.models import Models
 from benchmarks.papers.page import RESULTS, findings
+from benchmarks.papers.settings import papers
 from benchmarks.papers.study import Study
 from draftwood.engine.loading import load
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.train.prompts import CORPUS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Count = Annotated[int | None, typer.Option(min=1)]
+MODELS, LEARNING = "Models", "Training"
 
 
 @app.command()
 def measure(
     paper: Literal["dsbd", "mcsd", "eesd"],
-    full: Annotated[bool, typer.Option("--full", help="The paper's sweeps, on more items.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All of the paper's settings, on more items.")] = False,
+    part: Annotated[list[str] | None, typer.Option(help="Measure this part only. Repeatable. Default: all.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Begin no run later; a further call goes on.")] = None,
     items: Count = None,
     seeds: Count = None,
     max_new_tokens: Count = None,
-    pair: Annotated[str, typer.Option(help="The models: embedded, grown-12x768 or grown-22x2048.")] = "embedded",
-    dtype: str = "auto",
-    out: Annotated[Path | None, typer.Option(help="Default: paper-PAPER-PAIR.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of the papers' data sets. Default: own corpus.")] = None,
+    pair: Annotated[
+        str, typer.Option(help="embedded, grown-12x768, smollm2, ...", rich_help_panel=MODELS)
+    ] = "embedded",
+    target: Annotated[Path | None, typer.Option(help="Target in place of the pair's.", rich_help_panel=MODELS)] = None,
+    draft: Annotated[Path | None, typer.Option(help="Draft in place of the pair's.", rich_help_panel=MODELS)] = None,
+    drafter: Annotated[
+        Literal["model", "exit", "lookup", "skip"], typer.Option(help="What drafts.", rich_help_panel=MODELS)
+    ] = "model",
+    exit: Annotated[Path | None, typer.Option(help="Of --drafter exit.", rich_help_panel=MODELS)] = None,
+    heads: Annotated[Path | None, typer.Option(help="Directory of Medusa heads.", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str, typer.Option(rich_help_panel=MODELS)] = "auto",
+    draft_dtype: Annotated[str | None, typer.Option(rich_help_panel=MODELS)] = None,
+    quantize: Annotated[str | None, typer.Option(rich_help_panel=MODELS)] = None,
+    device: Annotated[str | None, typer.Option(rich_help_panel=MODELS)] = None,
+    name: Annotated[str | None, typer.Option(help="Of the models, in results. Default: --pair, or --target's.")] = None,
+    prompts: Annotated[str, typer.Option(help="Prompts to learn from.", rich_help_panel=LEARNING)] = CORPUS,
+    given: Annotated[str, typer.Option(help="Texts to learn from.", rich_help_panel=LEARNING)] = CORPUS,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of an exit.", rich_help_panel=LEARNING)] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: paper-PAPER-NAME.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Put the results where docs/papers.md takes them from.")] = False,
 ) -> None:
     """Measure a paper's tables and figures and compare them with the paper's.
 
     Runs are those of `draftwood eval`, in directories below --out. After Ctrl-C the same command goes on.
     """
-    script = import_module(f"benchmarks.papers.{paper}")
+    script, settings = import_module(f"benchmarks.papers.{paper}"), papers()[paper]
     asked = {"items": items, "seeds": seeds, "tokens": max_new_tokens}
     size = replace(
         script.SIZES["full" if full else "small"], **{key: count for key, count in asked.items() if count is not None}
     )
-    models = pairs.pair(pair)
-    out = out or Path(f"paper-{paper}-{pair}")
-    engine = load(models.target, models.draft, dtype=dtype)
+    known = pairs.pair(pair) if target is None else None
+    name = name or (pair if target is None else target.stem.lower())
+    out = out or Path(f"paper-{paper}-{name}")
+    checkpoint = known.target if known is not None else target
+    assert checkpoint is not None
+    beside: Any = known.draft if known is not None and known.draft is not None else []
+    types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
+    engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
+    drafts = {} if drafter == "model" else {"drafter": drafter} | ({"exit": str(exit)} if exit is not None else {})
+    own = Models(name, engine, checkpoint, data, prompts, given, None if heads is None else str(heads), drafts)
+    until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
-        study = Study(engine, size, out, status.update)
-        script.measure(study, full)
-    document = study.document(paper, pair, " ".join(["python -m benchmarks.papers", *sys.argv[1:]]))
-    place = RESULTS / f"{paper}-{pair}.json" if keep else out / "results.json"
+        for each in chosen(list(script.measure(Study(settings, own, size, out, full))), part or []):
+            study = Study(settings, own, size, out, full, steps or (1500 if full else 300), status.update, until)
+            if study.over:
+                break
+            script.measure(study)[each]()
+            about = {"items": size.items, "seeds": size.seeds, "tokens": size.tokens}
+            result = {"part": each, "made_by": made_by(sys.argv[1:]), "size": about, **study.tables()}
+            write(out / "parts" / f"{each}.json", result)
+    document = merged(paper, name, out, list(script.measure(Study(settings, own, size, out, True))))
+    place = RESULTS / f"{paper}-{name}.json" if keep else out / "results.json"
     write(place, document)
-    print(findings([document]), "\n".join(study.notes), place, sep="\n")
+    notes = [note for each in document["parts"] for note in each["notes"]]
+    print(findings([document]), "\n".join(dict.fromkeys(notes)), place, sep="\n")
+
+
+def chosen(parts: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
+    """The parts that are asked for, by default all; raises ConfigurationError for one that the paper does not have."""
+    for each in wanted:
+        if each not in parts:
+            raise ConfigurationError(f"there is no part {each!r}" + did_you_mean(each, parts))
+    return wanted or parts
+
+
+def made_by(arguments: Sequence[str]) -> str:
+    """The command, with the last name of each absolute path in place of the whole."""
+    short = [Path(each).name if each.startswith(("/", "~")) else each for each in arguments]
+    return " ".join(["python -m benchmarks.papers", *short])
+
+
+def merged(paper: str, name: str, out: Path, order: Sequence[str]) -> dict[str, Any]:
+    """The result file of all parts that were measured into a directory."""
+    files = [out / "parts" / f"{part}.json" for part in order]
+    parts = [read(file) for file in files if file.is_file()]
+    tables = {key: [row for part in parts for row in part["tables"][key]] for key in ("findings", "learned", "rows")}
+    learned = [row for i, row in enumerate(tables["learned"]) if row not in tables["learned"][:i]]
+    about = [{key: part[key] for key in ("part", "made_by", "environment", "size", "notes")} for part in parts]
+    return {"paper": paper, "pair": name, "parts": about, "tables": {**tables, "learned": learned}}
 
 
 if __name__ == "__main__":

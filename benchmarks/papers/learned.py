@@ -1,11 +1,13 @@
-"""Models that the papers' methods need: decision models of MCSD, the predictor of Cali-TS. Each is trained once."""
+"""Models that the papers' methods need: decision models of MCSD, EESD's exits and predictor. Each is trained once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.papers.study import Study
 from draftwood.depth.calibrated import PLACES, save_calibration
@@ -13,11 +15,23 @@ from draftwood.depth.decision import DecisionKind, save_decision
 from draftwood.methods import Method
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
+from draftwood.models.heads.exit import share
 from draftwood.train import calibration, decisions
-from draftwood.train.prompts import CORPUS, prompts_of
+from draftwood.train.exit_layer import ExitRun
+from draftwood.train.prompts import prompts_of
+from draftwood.train.runs import prepare, train
+from draftwood.train.self_distillation import write_texts
+from draftwood.train.settings import ExitSettings, Saving, TextSource, WritingSettings
+from draftwood.util.files import write_json
+from draftwood.util.safe_parsing import parse_json, read_text
+
+__all__ = ["DecisionKind", "decision", "exit_layer", "predictor"]
 
 SEED = 0
 JUDGED = ("examples", "accepted", "auc", "overlap", "log_loss", "base_loss", "error")
+REPORTED = ("steps", "acceptance", "agreement")
+RECORDED = {"name": "mcsd-fork", "verify": "rejection", "width": 4, "gamma": 4, "depth": "fixed"}  # to learn from
+Way = Literal["mixed", "given"]  # text of the target and given text, half of each; given text alone
 
 
 def _counted(study: Study, what: str) -> Callable[[int, int], None]:
@@ -34,9 +48,10 @@ def decision(study: Study, kind: DecisionKind, prompts: int, tokens: int) -> tup
     """A decision model of MCSD: its file, and how well it predicts on prompts that it did not see."""
     path = _place(study, f"{kind}-{prompts}x{tokens}.safetensors")
     if not path.is_file():
-        texts = prompts_of(CORPUS, prompts, SEED)
-        told = _counted(study, f"decisions on {kind}")
-        examples = decisions.record(study.engine, texts, kind, max_new_tokens=tokens, seed=SEED, progress=told)
+        texts = prompts_of(study.models.prompts, prompts, SEED, study.models.chat)
+        told, method = _counted(study, f"decisions on {kind}"), study.models.own(RECORDED, {})
+        engine = study.models.engine
+        examples = decisions.record(engine, texts, kind, method, max_new_tokens=tokens, seed=SEED, progress=told)
         model, judged = decisions.train_decision(kind, *examples.tensors(), seed=SEED)
         about = {"prompts": prompts, "max_new_tokens": tokens, "examples": len(examples), "seed": SEED}
         save_decision(path, model, examples.draft, asdict(judged), about)
@@ -44,15 +59,56 @@ def decision(study: Study, kind: DecisionKind, prompts: int, tokens: int) -> tup
     return str(path), {"model": f"decisions on {kind}", **{name: noted[name] for name in JUDGED}}
 
 
-def predictor(study: Study, prompts: int, tokens: int) -> str:
-    """The file of a predictor for Cali-TS, of the target's exit."""
+def predictor(study: Study, exit: str) -> str:
+    """The file of a predictor for Cali-TS, of an exit."""
+    prompts, tokens = (140, 64) if study.full else (56, 48)
     path = _place(study, f"calibration-{prompts}x{tokens}.safetensors")
     if not path.is_file():
-        engine, method = study.engine, Method.parse({"name": "eesd", "gamma": PLACES})
-        texts, told = prompts_of(CORPUS, prompts, SEED), _counted(study, "cali-ts")
-        drafts = calibration.record(engine, method, texts, (0.0, 1.0), tokens, SEED, told)
+        engine, method = study.models.engine, Method.parse({"name": "eesd", "gamma": PLACES, "exit": exit})
+        texts = prompts_of(study.models.prompts, prompts, SEED, study.models.chat)
+        drafts = calibration.record(engine, method, texts, (0.0, 1.0), tokens, SEED, _counted(study, "cali-ts"))
         trained, judged = calibration.train_calibration(drafts, seed=SEED)
         whose = fingerprints(method.models(engine.target, engine.drafts))
         about = {"prompts": prompts, "drafts": len(drafts.place), "judgement": asdict(judged)}
         save_calibration(path, trained, fingerprint(engine.target), whose, about)
     return str(path)
+
+
+def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way = "mixed") -> tuple[str, str]:
+    """An exit taught by the paper's own loss, cross-entropy on text (§3.2): its directory, and its label.
+
+    It reads the target's first `layers` layers, by default a tenth, and has `depth` of its own.
+    """
+    layers = layers or share(study.models.engine.target.n_layers)
+    label = f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{', on given text alone' * (way == 'given')}"
+    place = _place(study, f"exit-{layers}-{depth}-{way}")
+    report = place / "report.json"
+    if not report.is_file():
+        taught: dict[str, Any] = study.paper.training["settings"]
+        settings = ExitSettings(**{**taught, "layers": layers, "depth": depth, "steps": study.steps, "seed": SEED})
+        source = TextSource(data=str(_texts(study)) if way == "mixed" else study.models.given)
+        make = partial(prepare, ExitRun, settings, place, source, study.models.target)
+        with closing(train(make, Saving())) as steps:
+            for now in steps:
+                study.told(f"training {label}: step {now.step} of {settings.steps}")
+                if now.document is not None:
+                    figures = {name: now.document[name] for name in REPORTED}
+                    each = now.document["seconds"] / now.document["steps"]
+                    rows = {"batch": settings.batch, "context": source.context}
+                    write_json(report, {"model": label, **figures, **rows, "seconds_per_step": each})
+    judged = parse_json(read_text(report))
+    if judged not in study.learned:
+        study.learned.append(judged)
+    return str(place), label
+
+
+def _texts(study: Study) -> Path:
+    """The file of texts that the target wrote, mixed with given ones."""
+    count, tokens = (1000, 256) if study.full else (200, 128)
+    path = _place(study, f"texts-{count}x{tokens}.jsonl")
+    models, how = study.models, study.paper.training["writing"]
+    about = {"prompts": models.prompts, "chat": models.chat, "given": models.given, "seed": SEED}
+    writing = WritingSettings(**{**about, **how, "count": count, "max_new_tokens": tokens})
+    for written in write_texts(models.engine, writing, path):
+        study.told(f"writing texts to train on: {written} of {count}")
+    return path

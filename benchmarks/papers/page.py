@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pandas as pd
@@ -11,8 +12,10 @@ import pandas as pd
 from benchmarks.execute import read
 from benchmarks.experiment import HERE
 from benchmarks.pages.tables import markdown, source, text
+from benchmarks.papers.settings import papers
 
 RESULTS = HERE / "results" / "papers"
+NOTHING = "Not measured with this version: `python -m benchmarks.papers {} --keep` does."
 
 
 def documents(paper: str) -> list[dict[str, Any]]:
@@ -49,10 +52,10 @@ def paper_cell(finding: Mapping[str, Any]) -> str:
 
 
 def here_cell(finding: Mapping[str, Any]) -> str:
-    """1.36x (1.25 to 1.48): same direction, smaller."""
+    """1.36x (1.25 to 1.48, n=30): same direction, smaller."""
     shown = text(finding["here"], digits(finding), finding["unit"], ends=True) if finding["here"] else ""
     if not shown:
-        return "not reached" if "no less quality" in finding["what"] else "not measured"
+        return "not measured"
     says = verdict(finding["paper"], finding["here"], finding["even"])
     return f"{shown}: {says}" if says else shown
 
@@ -79,21 +82,38 @@ def verdict(paper: Sequence[float | None], here: Mapping[str, Any], even: float 
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> str:
-    """Where the numbers come from, a line for each pair."""
+    """Where the numbers come from and how much was measured, by pair and command; and the paper's scale."""
     lines = []
-    for each in results:
-        size = each["size"]
-        count = f"{size['items']} items of each task, {size['seeds']} seed{'s' * (size['seeds'] != 1)}"
-        lines.append(f"- {each['pair']}: `{each['made_by']}`, {source(each['environment'])}; {count}.")
-    return "\n".join(lines)
+    for document in results:
+        known: dict[str, list[str]] = {}
+        for part in document["parts"]:
+            about = f"`{part['made_by']}`, {source(part['environment'])}; {amount(**part['size'])}"
+            known.setdefault(about, []).append(part["part"])
+        lines += [f"- {document['pair']} ({', '.join(parts)}): {about}." for about, parts in known.items()]
+    scale = papers()[results[0]["paper"]].scale if results else None
+    return "\n".join([*lines, f"- the paper: {amount(**scale.model_dump())}."] if scale else lines)
 
 
-def methods(name: str, sweep: str, task: str, prefix: str, measures: str) -> str:
-    """A row for each method of a result file whose label begins so, with some of its measures."""
+def amount(items: int | None, seeds: int | None, tokens: int | None) -> str:
+    """30 items a task, 2 seeds, at most 64 new tokens; of a paper that does not say, that."""
+    said = [
+        f"{items} items a task" if items else "",
+        f"{seeds} seed{'s' * (seeds != 1)}" if seeds else "",
+        f"at most {tokens} new tokens" if tokens else "",
+    ]
+    return ", ".join(filter(None, said)) or "no number of items, seeds or tokens is given"
+
+
+def methods(name: str, sweep: str, task: str, pattern: str, measures: str) -> str:
+    """A row for each method of a result file that a pattern fits, with some of its measures; lossy ones say so."""
     chosen = [
-        {"method": row["method"], **{key: text(row.get(key), ends=True) for key in measures.split(", ")}}
+        {
+            "method": row["method"] + " (lossy)" * row.get("lossy", False),
+            "settings": row["settings"],
+            **{key: text(row.get(key), ends=True) for key in measures.split(", ")},
+        }
         for row in read(RESULTS / f"{name}.json")["tables"]["rows"]
-        if (row["sweep"], row["task"]) == (sweep, task) and row["method"].startswith(prefix)
+        if (row["sweep"], row["task"]) == (sweep, task) and fnmatchcase(row["method"], pattern)
     ]
     return markdown(pd.DataFrame(chosen).replace("", "–"))
 
@@ -108,7 +128,7 @@ def trained(name: str, columns: str) -> str:
 def filled(page: str) -> str:
     """The page with its tables made anew, each between a comment that says which and `<!-- end -->`.
 
-    `<!-- findings of PAPER -->`, `<!-- rows of FILE | SWEEP | TASK | PREFIX | MEASURES -->`,
+    `<!-- findings of PAPER -->`, `<!-- rows of FILE | SWEEP | TASK | PATTERN | MEASURES -->`,
     `<!-- trained of FILE | COLUMNS -->`.
     """
 
@@ -116,7 +136,9 @@ def filled(page: str) -> str:
         kind, asked = found[1], found[2]
         if kind == "findings":
             results = documents(asked)
-            table = f"{origins(results)}\n\n{findings(results)}"
+            table = f"{origins(results)}\n\n{findings(results)}" if results else NOTHING.format(asked)
+        elif not (RESULTS / f"{asked.split(' | ')[0]}.json").is_file():
+            table = NOTHING.format(asked.partition("-")[0])
         else:
             table = (methods if kind == "rows" else trained)(*asked.split(" | "))
         return f"<!-- {kind} of {asked} -->\n{table}\n<!-- end -->"

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.energy import ESTIMATE, estimated
-from draftwood.engine.engine import Engine
+import numpy as np
+
+from benchmarks.intervals import Choose, judged_apart, of_tasks
+from benchmarks.papers.models import Models
+from benchmarks.papers.settings import PLAIN, Entry, PaperSettings, files
+from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval.evaluation import evaluate
-from draftwood.eval.intervals import Interval
-from draftwood.eval.running import Plan
+from draftwood.eval.intervals import Array, Interval
+from draftwood.eval.running import Job, Plan
 from draftwood.eval.store import records_of
-from draftwood.eval.summary import SECONDS, TOKENS, over, paired, versus
-from draftwood.eval.tasks import parse
-from draftwood.methods import Method
+from draftwood.eval.summary import NATS, SECONDS, TOKENS, over, paired, per_item, scored, summary_of
+from draftwood.eval.summary import field as number
+from draftwood.eval.tasks import Instance, Task, parse
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.jsonl import Record
 
-PLAIN = "plain decoding"
-Methods = dict[str, dict[str, Any]]  # options of methods by their labels; plain decoding comes first
 Paper = tuple[float | None, float | None]  # the ends of what a paper gives; None where it gives no such end
 Row = Mapping[str, Any]
+LEAST_SCORE = 0.05  # where no method scores more, the perplexity of answers stands for their quality
+COLUMNS = ("tokens", "seconds", "quality", "judged", "joules")  # of `Sweep.table`
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +43,41 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs of a sweep, by the labels of its methods."""
+    """The runs of a sweep, by the paper's names of data sets and the labels of methods."""
 
-    labels: list[str]
+    entries: Mapping[str, Entry]
+    tasks: Sequence[str]
     summary: Row
     records: Sequence[Record]
 
     @property
-    def tasks(self) -> list[str]:
-        return [task["name"] for task in self.summary["configuration"]["tasks"]]
+    def labels(self) -> list[str]:
+        return list(self.entries)
 
     def row(self, task: str, label: str) -> Row:
         """The summary of a method on a task."""
-        number = self.tasks.index(task) * len(self.labels) + self.labels.index(label)
-        result: Row = self.summary["rows"][number]
+        result: Row = self.summary["rows"][self.tasks.index(task) * len(self.labels) + self.labels.index(label)]
         return result
 
+    def of(self, label: str, task: str) -> list[Record]:
+        """The runs of a method on a task."""
+        name, method = self._name(task), self.labels.index(label)
+        return [each for each in self.records if (each["task"], each["method"]) == (name, method)]
+
+    def _name(self, task: str) -> str:
+        name: str = self.summary["configuration"]["tasks"][self.tasks.index(task)]["name"]
+        return name
+
     def measure(self, name: str, task: str, label: str) -> Interval | None:
-        """One of MEASURES, or J/token; None where the method does not have it."""
+        """One of MEASURES or PREDICTED; None where the method does not have it, or was left out."""
+        if label not in self.entries or task not in self.tasks:
+            return None
+        if name in PREDICTED:
+            return None if label == PLAIN else predicted(self.of(label, task), self.of(PLAIN, task), name)
         if name == "J/token":
-            known = [record for record in self.of(label, [task]) if record.get("joules")]
+            known = [record for record in self.of(label, task) if record.get("joules")]
             return over(known, joules, TOKENS) if known else None
         return MEASURES[name](self.row(task, label))
-
-    def of(self, label: str, tasks: Sequence[str]) -> list[Record]:
-        """The runs of a method on tasks; items of different tasks are different items."""
-        return [
-            {**record, "place": (record["task"], record["place"])}
-            for record in self.records
-            if record["method"] == self.labels.index(label) and record["task"] in tasks
-        ]
 
     def value(self, name: str, task: str, label: str) -> float:
         """The value of a measure alone; NaN where there is none."""
@@ -77,24 +88,96 @@ class Sweep:
         """The labels that begin so."""
         return [label for label in self.labels if label.startswith(prefix)]
 
-    def fastest(self, labels: Sequence[str], task: str) -> str:
-        """The label with most tokens per second on a task."""
-        return max(labels, key=lambda label: self.value("tokens/s", task, label))
+    def faster(self, of: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
+        """Tokens per second of whole requests, their prompts included, over another method's on the same items.
 
-    def faster(
-        self, of: str, other: str, tasks: Sequence[str] | None = None, below: Callable[[Record], float] = SECONDS
-    ) -> Interval:
-        """Tokens per second of a method over another's on the same items and seeds, tasks together.
-
-        `below` is what tokens are divided by instead of seconds.
+        Of several tasks the geometric mean: each weighs alike. None where a method was left out.
         """
-        wanted = tasks or self.tasks
-        return versus(paired(self.of(of, wanted), self.of(other, wanted)), TOKENS, below)
+        if not {of, other} <= self.entries.keys() or not {*(tasks or ())} <= {*self.tasks}:
+            return None
+        tables = []
+        for task in tasks or self.tasks:
+            sides = list(zip(*paired(self.of(of, task), self.of(other, task)), strict=True))
+            tables.append([per_item(side, each) for side in sides for each in (TOKENS, SECONDS)])
+        return of_tasks([table for table in tables if table], lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
+
+    def apart(
+        self, task: str, labels: Sequence[str], choose: Choose, of: Callable[[Array, Array], Array]
+    ) -> tuple[Interval, str]:
+        """Two of `labels` chosen on half of a task's items and judged on the other, and which they are."""
+        interval, chosen = judged_apart(self.table(task, labels), choose, of)
+        names = [f"{labels[first]} against {labels[second]}" for first, second in chosen]
+        return interval, " and ".join(dict.fromkeys(names)) or "nothing"
+
+    def table(self, task: str, labels: Sequence[str]) -> Array:
+        """COLUMNS of each method on each item, [label, column, item]: sums over seeds, of items that all have run."""
+        runs = [{(each["place"], each["seed"]): each for each in self.of(label, task)} for label in labels]
+        shared = sorted(set.intersection(*(set(each) for each in runs)))
+        metric: str = self.row(task, labels[0])["quality"]["metric"]
+        by_score = any(self.value("score", task, label) > LEAST_SCORE for label in labels) and metric != "perplexity"
+        places = {place: i for i, place in enumerate(dict.fromkeys(place for place, _ in shared))}
+        result = np.zeros((len(labels), len(COLUMNS), len(places)))
+        for i, each in enumerate(runs):
+            for key in shared:
+                record, score = each[key], scored(each[key], metric) if by_score else None
+                quality = (score, 1.0) if by_score else (-NATS(record), TOKENS(record))
+                column = (TOKENS(record), SECONDS(record), quality[0] or 0.0, quality[1], joules(record))
+                result[i, :, places[key[0]]] += column
+        return result
+
+
+def rate(sums: Array) -> Array:
+    """Tokens per second of sums [..., column, sample]."""
+    result: Array = sums[..., 0, :] / sums[..., 1, :]
+    return result
+
+
+def quality(sums: Array) -> Array:
+    """The mean score, or minus the answers' nats per token, of sums [..., column, sample]."""
+    result: Array = sums[..., 2, :] / sums[..., 3, :]
+    return result
+
+
+def per_joule(sums: Array) -> Array:
+    """Tokens per joule of sums [..., column, sample]; NaN where no counter was read."""
+    with np.errstate(divide="ignore"):
+        result: Array = np.where(sums[..., 4, :] > 0, sums[..., 0, :] / sums[..., 4, :], np.nan)
+    return result
 
 
 def joules(record: Record) -> float:
-    """Energy of a run, read from counters or estimated."""
-    return math.fsum(record["joules"].values())
+    """Energy of a run, of all counters; 0 where none is read."""
+    return math.fsum((record.get("joules") or {}).values())
+
+
+def predicted(group: Sequence[Record], plain: Sequence[Record], name: str) -> Interval | None:
+    """The speed-up that EESD's Eq. 14 predicts, or the measured one over it.
+
+    alpha is seconds of drafting a token over seconds of a token of plain decoding on the same items. As in Eq. 13
+    nothing but drafting and the target's forwards takes time. Sums: tokens, seconds of drafting, forwards that gave a
+    token of the target, seconds, and plain decoding's tokens and seconds.
+    """
+    pairs = paired(group, plain)
+    if not sum(record["rounds"]["drafted"] for record, _ in pairs):
+        return None
+
+    def forwards(record: Record) -> float:
+        rounds = record["rounds"]
+        return float(max(rounds["emitted"] - rounds["accepted"] - rounds.get("forced", 0), 1))
+
+    sides = list(zip(*pairs, strict=True))
+    mine = [per_item(sides[0], each) for each in (TOKENS, number("rounds", "draft_seconds"), forwards, SECONDS)]
+    theirs = [per_item(sides[1], each) for each in (TOKENS, SECONDS)]
+
+    def value(sums: Array) -> Array:
+        token = sums[5] / sums[4]
+        guess: Array = sums[0] / (sums[1] / token + sums[2])
+        return guess if name == "Eq. 14" else sums[0] / sums[3] * token / guess
+
+    return of_tasks([[*mine, *theirs]], value)
+
+
+PREDICTED = ("Eq. 14", "measured/Eq. 14")
 
 
 def _decoding(name: str, needs: str, factor: float = 1.0) -> Callable[[Row], Interval | None]:
@@ -110,9 +193,11 @@ MEASURES: dict[str, Callable[[Row], Interval | None]] = {
     "perplexity": lambda row: row["quality"]["perplexity"],
     "points": _paired("score_difference", 100),  # hundredths of the score above plain decoding's
     "tokens/s": lambda row: row["timing"]["tokens_per_second"],
-    "speed-up": _paired("speed_up"),
+    "speed-up": _paired("speed_up"),  # of whole requests, their prompts included
     "tau": lambda row: row["decoding"]["tau"],
-    "alpha": _decoding("alpha", "drafted"),
+    "alpha": _decoding("alpha", "drafting_rounds"),
+    "v_d": _decoding("acceptance_rate", "drafted"),
+    "r_d": _decoding("draft_share", "drafted"),
     "HM": _decoding("harmonic_mean", "drafted"),
     "width": _decoding("mean_width", "layers"),
     "layers/predicted": _decoding("layers_to_predicted", "layers"),
@@ -126,14 +211,23 @@ def scaled(interval: Interval, factor: float) -> Interval:
     return Interval(value=value, low=low, high=high, n=interval["n"])
 
 
+def _named(value: Any) -> Any:
+    """A value whose paths, if it is a text, are cut to their last names."""
+    return re.sub(r"(?<![\w.])[/~][^\s,;']*/", "", value) if isinstance(value, str) else value
+
+
 @dataclass(slots=True)
 class Study:
     """The measurements of a paper on a pair of models, in a directory that can be resumed."""
 
-    engine: Engine
+    paper: PaperSettings
+    models: Models
     size: Size
     out: Path
+    full: bool = False
+    steps: int = 300  # of training an exit
     told: Callable[[str], None] = lambda what: None
+    until: float = math.inf  # of `time.monotonic`: no run begins later
     findings: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)  # of every method on every task of every sweep
     learned: list[dict[str, Any]] = field(default_factory=list)  # of what was trained
@@ -141,32 +235,85 @@ class Study:
     session: Row = field(default_factory=dict)
 
     def run(
-        self, name: str, methods: Methods, tasks: Sequence[str], sampling: Mapping[str, Any], times: int = 1
+        self, name: str, learned: Mapping[str, str] | None = None, more: Mapping[str, Entry] | None = None
     ) -> Sweep:
-        """Make the runs that are missing, on `times` as many items as usual. Ctrl-C keeps what is finished."""
-        options = {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens}
-        asked = [(task, task.instances(self.size.items * times)) for task in (parse(each, options) for each in tasks)]
-        parsed = [Method.parse(method) for method in methods.values()]
-        plan = Plan(parsed, asked, SamplingParams(**sampling), range(self.size.seeds))
-        told = lambda job: self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")  # noqa: E731
-        summary = evaluate(self.engine, plan, self.out / name, on_job=told)
+        """Make the runs of a sweep that are missing. Ctrl-C keeps what is finished.
+
+        `learned` is what stands in options for trained files, such as EXIT, and where these are; `more` are methods
+        beside those of the paper's settings.
+        """
+        sweep = self.paper.sweeps[name]
+        possible = {**self.paper.methods(name, self.full), **(more or {})}
+        entries, engine = {}, self.models.engine
+        for label, entry in possible.items():
+            try:
+                engine.builder.models_of(parsed := engine.method(self.models.own(entry.options, learned or {})))
+            except DraftwoodError as error:
+                self.note(f"{label} is left out: {error}.")
+                continue
+            entries[label] = (entry, parsed)
+        asked = self.instances(sweep.tasks or list(self.paper.tasks))
+        methods = [parsed for _, parsed in entries.values()]
+        plan = Plan(methods, list(asked.values()), SamplingParams(**sweep.sampling), range(self.size.seeds))
+        summary = self._evaluated(name, plan)
         self.session = summary["sessions"][-1]
-        records = [self._with_energy(record, parsed) for record in records_of(self.out / name).values()]
-        result = Sweep(list(methods), summary, records)
+        records = list(records_of(self.out / name).values())
+        result = Sweep({label: entry for label, (entry, _) in entries.items()}, list(asked), summary, records)
         for task in result.tasks:
-            for label in methods:
-                measures = (*MEASURES, "J/token")
+            for label, entry in result.entries.items():
+                measures = (*MEASURES, *PREDICTED, "J/token")
                 known = {key: interval for key in measures if (interval := result.measure(key, task, label))}
                 lossy = {} if result.row(task, label)["lossless"] else {"lossy": True}
-                self.rows.append({"sweep": name, "task": task, "method": label, **lossy, **known})
+                options = {key: _named(value) for key, value in entry.options.items()}
+                about = {"settings": entry.whose, "options": options}
+                self.rows.append({"sweep": name, "task": task, "method": label, **about, **lossy, **known})
         return result
 
-    def _with_energy(self, record: Record, methods: Sequence[Method]) -> Record:
-        """A run with an estimate of its energy where no counter was read."""
-        if record.get("joules") != {}:
-            return record
-        value = estimated(record, self.engine.target, self.engine.builder.models_of(methods[record["method"]]))
-        return record if value is None else {**record, "joules": {ESTIMATE: value}}
+    def _evaluated(self, name: str, plan: Plan) -> dict[str, Any]:
+        """The summary of a plan's runs: of all, or of those that could be made in time."""
+
+        def told(job: Job) -> None:
+            if self.over:
+                raise KeyboardInterrupt
+            self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")
+
+        try:
+            return evaluate(self.models.engine, plan, self.out / name, on_job=told)
+        except KeyboardInterrupt:
+            if not self.over:
+                raise
+            summary = summary_of(self.out / name)
+            self.note(f"{name}: {summary['runs']['made']} of {summary['runs']['expected']} runs were made in time.")
+            return summary
+
+    @property
+    def over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() > self.until
+
+    def instances(self, names: Sequence[str]) -> dict[str, tuple[Task, list[Instance]]]:
+        """The tasks that read the data sets of these names, with their first items."""
+        limit = {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens}
+        result = {}
+        for name in names:
+            use, data = self.paper.tasks[name], self.models.data
+            if data is None:
+                task = parse(use.embedded, limit)
+            else:
+                task = parse(use.task, {"path": str(files(use.task, data)), **use.options, **limit})
+            try:
+                result[name] = task, task.instances(self.size.items, self.models.chat)
+            except ConfigurationError as error:
+                if not task.runs_code:
+                    raise
+                self.note(f"{name} is left out: {error}.")
+        return result
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the end of the output, once."""
+        text = _named(text)
+        if text not in self.notes:
+            self.notes.append(text)
 
     def compare(
         self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "x", even: float | None = 1.0
@@ -175,14 +322,7 @@ class Study:
         result = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even, "here": here}
         self.findings.append(result)
 
-    def document(self, paper: str, pair: str, command: str) -> dict[str, Any]:
-        """All of it as plain data, with where it comes from."""
-        return {
-            "paper": paper,
-            "pair": pair,
-            "made_by": command,
-            "environment": dict(self.session),
-            "size": {"items": self.size.items, "seeds": self.size.seeds, "tokens": self.size.tokens},
-            "notes": self.notes,
-            "tables": {"findings": self.findings, "learned": self.learned, "rows": self.rows},
-        }
+    def tables(self) -> dict[str, Any]:
+        """What was found as plain data."""
+        tables = {"findings": self.findings, "learned": self.learned, "rows": self.rows}
+        return {"environment": dict(self.session), "notes": self.notes, "tables": tables}

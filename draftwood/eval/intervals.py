@@ -58,9 +58,9 @@ def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) 
     return Interval(value=value, low=float(low), high=float(high), n=n)
 
 
-def drawn(n: int) -> Array:
+def drawn(n: int, seed: int = 0) -> Array:
     """Counts of how often each of n items is drawn, [sample, item]."""
-    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)
 
 
 def pass_at(n: int, correct: int, k: int) -> float:

@@ -44,7 +44,7 @@ def test_no_sentence_of_the_page_has_a_number_typed_by_hand() -> None:
 
 def test_numbers_are_shown_with_units_and_intervals() -> None:
     number = {"value": 1.5, "low": 1.25, "high": 1.75, "n": 9}
-    assert times(number) == "1.50x" and times(number, ends=True) == "1.50x (1.25 to 1.75)"
+    assert times(number) == "1.50x" and times(number, ends=True) == "1.50x (1.25 to 1.75, n=9)"
     assert text(0.5, ".0%") == "50%" and text({"value": 2.0, "low": None, "high": None, "n": 1}, ends=True) == "2.00"
     assert text({"value": None, "low": None, "high": None, "n": 0}) == text(float("nan")) == ""
     assert span([number, 0.5, 1.0]) == "0.50 to 1.50" and span([number]) == "1.50"

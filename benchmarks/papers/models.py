@@ -1,0 +1,71 @@
+"""The models of a study, what drafts where no draft model is there, and the data sets that are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwood.engine.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.train.prompts import CORPUS
+
+LEARNED = ("EXIT", "CALIBRATION", "OUTPUT", "HIDDEN")  # in settings.yaml they stand for trained files
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """An engine, where its target lies, and the directory of data sets; None: the embedded corpus.
+
+    `drafter` has the options `drafter` and `exit` of methods that draft from a model, where something of the target
+    drafts in its place.
+    """
+
+    name: str
+    engine: Engine
+    target: Path
+    data: Path | None = None
+    prompts: str = CORPUS  # to learn from: a file, or the embedded corpus
+    given: str = CORPUS  # texts to learn from
+    heads: str | None = None  # directory of Medusa heads; None: beside the target's weights
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chat(self) -> bool:
+        """Whether prompts are conversations: the target has a chat template, and the data sets are real ones."""
+        words = self.engine.tokenizer
+        return self.data is not None and words is not None and bool(words.templates)
+
+    def own(self, options: Mapping[str, Any], learned: Mapping[str, str]) -> dict[str, Any]:
+        """A method's options with paths for what was learned, and with what drafts here in place of a draft model."""
+        filled = {key: _filled(value, learned) if isinstance(value, str) else value for key, value in options.items()}
+        if filled["name"] == "medusa" and self.heads is not None:
+            filled["heads"] = self.heads
+        return drawn_from(filled, self.drafter) if self.drafter else filled
+
+
+def _filled(value: str, learned: Mapping[str, str]) -> str:
+    for name in LEARNED:
+        if name in value and name not in learned:
+            raise ConfigurationError(f"no {name} was trained")
+        value = value.replace(name, learned.get(name, ""))
+    return value
+
+
+def drawn_from(options: dict[str, Any], drafter: Mapping[str, Any]) -> dict[str, Any]:
+    """The same drafts from a source of the target's: chains, SpecInfer's trees and forks are trees of `mcsd`."""
+    name = options["name"]
+    rest: dict[str, Any] = {key: options[key] for key in ("verify", "depth") if key in options}
+    if name == "speculative":
+        if options["gamma"] is None:
+            raise ConfigurationError("a chain without a greatest depth needs a draft model; give --draft")
+        return {"name": "mcsd", **rest, "tree": [1] * options["gamma"], **drafter}
+    if name == "specinfer":
+        return {"name": "mcsd", **rest, "tree": options["expansion"], "replacement": True, **drafter}
+    if name == "mcsd-fork":
+        width, chain = options["width"], [1] * options["gamma"]
+        lossy = options["verify"] == "longest"
+        begun = {"tree": chain, "initial": width} if lossy else {"tree": [width, *chain[1:]]}
+        return {"name": "mcsd", **rest, **begun, **drafter}
+    return {**options, **drafter} if name in ("mcsd", "dsbd") else options
