@@ -16,12 +16,12 @@ from torch import Tensor
 
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.pruned import PrunedDraft, check_kept, save
+from draftwood.train.distillation import UNKNOWN
 from draftwood.train.exit_layer import STATE, ExitRun, Place
 from draftwood.train.settings import DraftSettings
 from draftwood.train.texts import Tokens
 
 COVERED = 0.98  # of the texts' tokens that the draft knows unless told otherwise
-UNKNOWN = -100  # in the place of a token to predict that the draft does not know: the cross-entropy leaves it out
 
 
 class DraftRun(ExitRun):
@@ -113,7 +113,7 @@ class DraftRun(ExitRun):
         ahead = draft.place[tokens[:, 1:][here]]
         ahead = ahead.masked_fill(ahead == len(draft.words), UNKNOWN)
         log_p = None if answer is None else answer[:, :-1][here][:, draft.words]
-        return [(torch.log_softmax(logits[:, :-1][here].float(), -1), ahead, log_p)]
+        return [(logits[:, :-1][here], ahead, log_p)]
 
 
 def layer_sets(layers: int, count: int) -> list[list[int]]:

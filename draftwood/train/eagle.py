@@ -79,7 +79,7 @@ class EagleRun(ExitRun):
             answer = torch.log_softmax(answer[..., words], -1)
         for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((torch.log_softmax(rows[:, k - 1 : -1].float()[here], -1), ahead[:, k:][here], log_p))
+            places.append((rows[:, k - 1 : -1][here], ahead[:, k:][here], log_p))
         return places
 
 

@@ -24,8 +24,10 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads.medusa import RECORDED_RANKS
+from draftwood.train.distillation import distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
+from draftwood.train.target_states import PlainReader, StateReader
 from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots
 
@@ -75,13 +77,25 @@ class ExitRun(TrainingRun):
     numbered = False  # whether figures of a single head are numbered
     ranked = np.zeros((0, 0))  # [head, rank]: how often its best, second, ... token was right
 
-    def __init__(self, target: Decoder, texts: Texts, settings: TrainSettings, out: Path, rank: Rank = Rank()) -> None:
-        """Start anew, or resume from `out` where a run with the same settings was saved."""
+    def __init__(
+        self,
+        target: Decoder,
+        texts: Texts,
+        settings: TrainSettings,
+        out: Path,
+        rank: Rank = Rank(),
+        read: StateReader | None = None,
+    ) -> None:
+        """Start anew, or resume from `out` where a run with the same settings was saved.
+
+        `read` reads the target; None: through PyTorch.
+        """
         settings = self.settled(target, settings)
         settings.check(rank.count)
         if not len(texts.train) or not len(texts.held_out):
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
         self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
+        self.read = read or PlainReader(target, self._autocast)
         self.exit = self.made().train()
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
@@ -143,21 +157,16 @@ class ExitRun(TrainingRun):
         return (self.settings.layers,)
 
     def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> Any:
-        """The inputs of the module from the target's states [B, T, D] after the layers that it reads."""
+        """The inputs of the module from the target's states [B, T, D] after the layers that it reads.
+
+        That after the last layer is normalised.
+        """
         return states[self.settings.layers].to(self.exit.dtype)
 
-    @torch.no_grad()
     def _read(self, tokens: Tensor, answered: bool) -> tuple[Any, Tensor | None]:
         """The module's inputs for tokens [B, T] and, if asked for, the target's log-probabilities [B, T, V]."""
-        target, states, before = self.target, dict[int, Tensor](), 0
-        with self._autocast():
-            texts = target.texts(tokens)
-            x = texts.x
-            for layer in sorted({*self.reads, *([target.n_layers] if answered else [])}):
-                states[layer] = x = target.train_layers(x, before, layer, texts)
-                before = layer
-            answer = torch.log_softmax(target.logits(x), -1) if answered else None
-            return self.inputs(states, tokens), answer
+        states, answer = self.read(tokens, self.reads, answered)
+        return self.inputs(states, tokens), answer
 
     def step(self) -> dict[str, float]:
         """Train on the next rows; returns loss and gradient norm."""
@@ -193,14 +202,10 @@ class ExitRun(TrainingRun):
         The mean is a sum by `places`[k], so that the losses of a step's parts add up. logits as the module gives them,
         tokens [B, T], answer = log p [B, T, V] of the next token; w = `distill`.
         """
-        weight: float = self.settings.distill
         loss = logits.new_zeros(())
         each = zip(self.factors, places, self._places(logits, tokens, answer), strict=True)
-        for factor, count, (log_q, ahead, log_p) in each:
-            head = (1 - weight) * (F.nll_loss(log_q, ahead, reduction="sum") / count)
-            if log_p is not None:
-                head = head + weight * (F.kl_div(log_q, log_p, reduction="sum", log_target=True) / count)
-            loss = loss + factor * head
+        for factor, count, (rows, ahead, log_p) in each:
+            loss = loss + factor / count * distillation_loss(rows, ahead, log_p, self.settings.distill)
         return loss
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
@@ -208,10 +213,9 @@ class ExitRun(TrainingRun):
         return [(tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)]
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
-        """For each head, at the places that count: log q [n, V], the token to predict [n], and log p [n, V] or None."""
+        """For each head, at the places that count: logits [n, V], the token to predict [n], log p [n, V] or None."""
         (here,) = self.counted(tokens)
-        log_q = torch.log_softmax(logits[:, :-1], -1)[here]
-        return [(log_q, tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
+        return [(logits[:, :-1][here], tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
 
     @torch.no_grad()
     def measure(self, rows: int = 4) -> dict[str, float]:
@@ -229,8 +233,9 @@ class ExitRun(TrainingRun):
             hidden, answer = self._read(tokens, True)
             with self._autocast():
                 logits = self.exit.train_forward(hidden)
-            for k, (log_q, ahead, log_p) in enumerate(self._places(logits, tokens, answer)):
+            for k, (each, ahead, log_p) in enumerate(self._places(logits.float(), tokens, answer)):
                 assert log_p is not None
+                log_q = torch.log_softmax(each, -1)
                 sums[k, 0] += F.nll_loss(log_q, ahead, reduction="sum").item()
                 sums[k, 1] += torch.minimum(log_p, log_q).exp().sum().item()
                 sums[k, 2] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
@@ -240,10 +245,10 @@ class ExitRun(TrainingRun):
                 places[k] += len(ahead)
         sums, ranked, places = (rank.sum(values, device) for values in (sums, ranked, places))
         self.ranked = ranked / places.clip(min=1)
-        each = [dict(zip(HELD_OUT_FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
-        point = {"step": float(self.progress.step), **each[0]}
-        if len(each) > 1 or self.numbered:
-            point |= {f"{name}_{k}": value for k, figures in enumerate(each, 1) for name, value in figures.items()}
+        heads = [dict(zip(HELD_OUT_FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
+        point = {"step": float(self.progress.step), **heads[0]}
+        if len(heads) > 1 or self.numbered:
+            point |= {f"{name}_{k}": value for k, figures in enumerate(heads, 1) for name, value in figures.items()}
         point["gain"] = self.expected_gain(point)
         self.progress.curve.append(point)
         return point

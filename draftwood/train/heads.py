@@ -39,7 +39,7 @@ class HeadRun(ExitRun):
         return (self.target.n_layers,)
 
     def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> Tensor:
-        return self.target.normed(states[self.target.n_layers]).to(self.exit.dtype)
+        return states[self.target.n_layers].to(self.exit.dtype)
 
     @property
     def layers_below(self) -> int:
@@ -68,7 +68,6 @@ class HeadRun(ExitRun):
         """
         places = []
         for k, here in enumerate(self.counted(tokens), 1):
-            log_q = torch.log_softmax(logits[k - 1][:, : -k - 1].float(), -1)[here]
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((log_q, tokens[:, k + 1 :][here], log_p))
+            places.append((logits[k - 1][:, : -k - 1][here], tokens[:, k + 1 :][here], log_p))
         return places

@@ -1,0 +1,29 @@
+"""The loss of distillation and its gradient are those of PyTorch's own functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from draftwood.train.distillation import UNKNOWN, distillation_loss
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("taught", [True, False])
+@pytest.mark.parametrize("whole", [True, False])  # whether p sums to 1
+def test_value_and_gradient(weight: float, taught: bool, whole: bool) -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(5, 11, dtype=torch.float64, requires_grad=True)
+    ahead = torch.tensor([3, UNKNOWN, 0, 10, UNKNOWN])
+    log_p = torch.log_softmax(torch.randn(5, 14, dtype=torch.float64), -1)[:, :11]
+    log_p = torch.log_softmax(log_p, -1) if whole else log_p
+    log_q = torch.log_softmax(logits, -1)
+    share = weight if taught else 0.0
+    expected = (1 - share) * F.nll_loss(log_q, ahead, reduction="sum")
+    expected = expected + share * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    (gradient,) = torch.autograd.grad(3 * expected, logits)
+    loss = distillation_loss(logits, ahead, log_p if taught else None, weight)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    (mine,) = torch.autograd.grad(3 * loss, logits)
+    torch.testing.assert_close(mine, gradient)
