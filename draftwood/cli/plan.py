@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOptions, seed
@@ -16,7 +17,10 @@ from draftwood.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from draftwood.tune.bits_and_threads import SettingComparison
     from draftwood.tune.planner import MethodPlan
+
+SETTINGS_SHARE = 0.2  # of the time, for bits and threads
 
 
 def plan(
@@ -32,33 +36,55 @@ def plan(
     """Recommend a method for a target, its drafts and prompts.
 
     Without a draft model it compares what drafts without one.
+    On a CPU forwards are timed first, on other numbers of threads and with weights
+    in other bits; methods are measured on the best number of threads.
     Pilot runs measure acceptance, the cost of forward passes and the interpreter's
     share. From these the speed-up of each kind of method is predicted, and the best
     of each kind is run to check the prediction. dsbd is compared with beam sampling
     of the same width, all others with plain decoding. Ctrl-C during the check keeps
     what was found.
     """
+    import torch
+
     from draftwood.eval.provenance import session
+    from draftwood.tune.bits_and_threads import compare_settings, other_weights
     from draftwood.tune.planner import plan
 
     texts = work.texts()
     check_writable(out)
+    began = perf_counter()
     engine = models.load()
+    load_seconds = perf_counter() - began
     prompts = work.fitted(engine, texts)
+    others, left_out = other_weights(engine, models.arguments)
     with progress(output.color, "costs", 1.0, percent=True, live=False) as update:
-        result = plan(
-            engine,
-            prompts,
-            sampling,
-            seconds,
-            work.max_new_tokens,
-            seed,
-            lambda what, share: update(completed=share, description=what),
+        began = perf_counter()
+        settings = compare_settings(
+            engine.target, others, SETTINGS_SHARE * seconds, load_seconds, lambda what: update(description=what)
         )
-    about = {"environment": session(engine.target.device, engine.names.get("backend")), "models": engine.names}
+        left = max((1 - SETTINGS_SHARE) * seconds, seconds - (perf_counter() - began))
+        threads = torch.get_num_threads()
+        if settings.best is not None:
+            torch.set_num_threads(settings.best.threads)
+        try:
+            about = {"environment": session(engine.target.device, engine.names.get("backend")), "models": engine.names}
+            result = plan(
+                engine,
+                prompts,
+                sampling,
+                left,
+                work.max_new_tokens,
+                seed,
+                lambda what, share: update(completed=share, description=what),
+            )
+        finally:
+            torch.set_num_threads(threads)
     about["sampling"] = sampling.model_dump(mode="json")
-    notes = [*_footnotes(result), *result.notes, *origins(engine.names)]
-    output.give({**about, **result.as_dict()}, _table(result, console().width), "", *notes, wrap=True)
+    result.notes += [*left_out, *settings.notes]
+    notes = [*_footnotes(result), *_settings_notes(settings), *result.notes, *origins(engine.names)]
+    tables: list[Table | str] = [_settings_table(settings), ""] if len(settings.settings) > 1 else []
+    document = {**about, **settings.as_dict(), **result.as_dict()}
+    output.give(document, *tables, _table(result, console().width), "", *notes, wrap=True)
     if out is not None:
         method = {"name": "autoregressive"} if result.best is None else result.best.method.as_dict()
         write_text(out, as_json(method) + "\n")
@@ -66,6 +92,32 @@ def plan(
             print(f"written to {out}; use it with --method file:{out}")
     if result.interrupted:
         sys.exit(130)
+
+
+def _settings_table(settings: SettingComparison) -> Table:
+    """Forwards by bits and threads."""
+    from rich.text import Text
+
+    made = simple_table("weights", ">threads", ">forward of 1", ">of 8 tokens", ">speed-up", ">of 8", first=14)
+    for one in settings.settings:
+        cells = [f"{1000 * one.seconds[rows]:.1f} ms" for rows in one.seconds]
+        cells += [f"{gain:.2f}×" for gain in one.speed_up.values()]
+        name = Text(one.weights or "as loaded", "bold green" if one is settings.best else "")
+        made.add_row(name, str(one.threads), *cells)
+    return made
+
+
+def _settings_notes(settings: SettingComparison) -> Iterator[str]:
+    best = settings.best
+    if best is None:
+        return
+    if settings.options:
+        gain = f"forwards {best.speed_up[1]:.2f}× as fast"
+        yield f"recommended options: {' '.join(settings.options)} ({gain})"
+    elif len(settings.settings) > 1:
+        yield "recommended options: bits and threads as they are"
+    if best.weights:
+        yield "other bits change answers slightly; plan with them for the best method"
 
 
 def _table(result: MethodPlan, width: int) -> Table:

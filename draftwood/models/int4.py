@@ -181,24 +181,37 @@ def cached(home: Path, text: CalibrationText, advance: Callable[[float], None] =
     `advance` is as in `quantised`.
     """
     whose = fingerprint(home)
-    beside_weights = (
-        home.parent / KIND / f"{home.stem}.safetensors" if home.is_file() else artifact.companion(home, KIND)
-    )
-    places = beside_weights, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"
-    for path in places:
-        if path.is_file():
-            try:
-                if (found := load(path, whose, text.name)) is not None:
-                    return found
-                log.info("%s was calibrated with another text than %s and is made again", path, text.name)
-            except ModelError as error:
-                log.warning("%s", error)
+    if (kept := saved(home, text, whose)) is not None:
+        return kept
     rows = text.rows(checkpoint.described(home)[2].max_position_embeddings)
     made = quantised(checkpoint.load(home, "auto", packed=False), rows, advance)
-    for path in places:
+    for path in _places(home, whose):
         try:
             save(path, made, whose, text.name)
             break
         except ModelError as error:
             log.info("%s", error)
     return made
+
+
+def saved(home: Path, text: CalibrationText, whose: str | None = None) -> Matrices | None:
+    """The matrices that were saved for a checkpoint of the fingerprint `whose`; None where there are none of a text."""
+    whose = fingerprint(home) if whose is None else whose
+    for path in _places(home, whose):
+        if path.is_file():
+            try:
+                if (kept := load(path, whose, text.name)) is not None:
+                    return kept
+                log.info("%s was calibrated with another text than %s", path, text.name)
+            except ModelError as error:
+                log.warning("%s", error)
+    return None
+
+
+def _places(home: Path, whose: str) -> tuple[Path, Path]:
+    """Where the file of a checkpoint may be: next to its weights, and in the user's cache."""
+    if home.is_file():
+        beside_weights = home.parent / KIND / f"{home.stem}.safetensors"
+    else:
+        beside_weights = artifact.companion(home, KIND)
+    return beside_weights, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"

@@ -200,22 +200,28 @@ def test_recommendations() -> None:
         assert made_plan.best is (None if best is None else made_plan.choices[best])
 
 
-def test_the_command(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from draftwood.cli.main import run
 
+    monkeypatch.setattr("draftwood.cli.plan.SETTINGS_SHARE", 0.8)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Once upon\n\nthe rain in\n", "utf-8")
     out = tmp_path / "method.json"
     with pytest.raises(SystemExit) as left:
-        run(["plan", *tiny, "--prompts", str(prompts), "--seconds", "0.3", "--max-new-tokens", "8", "--out", str(out)])
+        run(["plan", *tiny, "--prompts", str(prompts), "--seconds", "1", "--max-new-tokens", "8", "--out", str(out)])
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert max(map(len, shown.replace(str(out), "OUT").splitlines())) <= 80
-    assert all(word in shown for word in ("predicted", "measured", "recommended:", "speculative", "dsbd"))
+    words = "predicted", "measured", "recommended:", "recommended options:", "speculative", "dsbd", "as loaded"
+    assert all(word in shown for word in words) and torch.get_num_threads() == 1
     Method.parse(f"file:{out}")
     with pytest.raises(SystemExit):
         run(["plan", *tiny, "--prompts", str(prompts), "--seconds", "0.1", "--max-new-tokens", "4", "--json"])
-    made_where = json.loads(capsys.readouterr().out)["environment"]
+    document = json.loads(capsys.readouterr().out)
+    made_where = document["environment"]
+    assert document["settings"][0]["weights"] == "" and isinstance(document["recommended_options"], list)
     assert made_where["torch"] == torch.__version__ and {"processor", "git_commit", "threads", "began"} <= {*made_where}
 
 
