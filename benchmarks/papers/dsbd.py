@@ -75,8 +75,7 @@ def equal_quality(study: Study, result: Sweep, exhibit: str, task: str, whose: s
     if study.session.get("idle_watts"):
         joule = result.apart(task, labels, choose, energy)[0]
         study.compare(exhibit, f"{task}: tokens per joule of {about}", ENERGY_AT_EQUAL_QUALITY, joule)
-    by_score = bool(result.table(task, labels)[0, 3].max() <= study.size.seeds)
-    factor, unit = (100, " points") if by_score else (1, " nats per token")
+    factor, unit = (100, " points") if result.by_score(task, labels) else (1, " nats per token")
     better = result.apart(task, labels, choose, lambda of, over: factor * (quality(of) - quality(over)))[0]
     study.compare(exhibit, f"{task}: quality of {about}", (0.0, 0.0), better, unit, 0.0)
     study.note(f"{exhibit}, {task}, {whose}: {chosen}.")

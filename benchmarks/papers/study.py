@@ -109,12 +109,16 @@ class Sweep:
         names = [f"{labels[first]} against {labels[second]}" for first, second in chosen]
         return interval, " and ".join(dict.fromkeys(names)) or "nothing"
 
+    def by_score(self, task: str, labels: Sequence[str]) -> bool:
+        """Whether scores stand for quality; else the perplexity of answers does, where nothing is scored, or hardly."""
+        metric = self.row(task, labels[0])["quality"]["metric"]
+        return metric != "perplexity" and any(self.value("score", task, label) > LEAST_SCORE for label in labels)
+
     def table(self, task: str, labels: Sequence[str]) -> Array:
         """COLUMNS of each method on each item, [label, column, item]: sums over seeds, of items that all have run."""
         runs = [{(each["place"], each["seed"]): each for each in self.of(label, task)} for label in labels]
         shared = sorted(set.intersection(*(set(each) for each in runs)))
-        metric: str = self.row(task, labels[0])["quality"]["metric"]
-        by_score = any(self.value("score", task, label) > LEAST_SCORE for label in labels) and metric != "perplexity"
+        metric, by_score = self.row(task, labels[0])["quality"]["metric"], self.by_score(task, labels)
         places = {place: i for i, place in enumerate(dict.fromkeys(place for place, _ in shared))}
         result = np.zeros((len(labels), len(COLUMNS), len(places)))
         for i, each in enumerate(runs):
