@@ -35,6 +35,7 @@ def measure(
     paper: Literal["dsbd", "mcsd", "eesd"],
     full: Annotated[bool, typer.Option("--full", help="All of the paper's settings, on more items.")] = False,
     part: Annotated[list[str] | None, typer.Option(help="Measure this part only. Repeatable. Default: all.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only methods whose label this pattern fits.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Begin no run later; a further call goes on.")] = None,
     items: Count = None,
     seeds: Count = None,
@@ -83,7 +84,8 @@ def measure(
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
         for each in chosen(list(script.measure(Study(settings, own, size, out, full))), part or []):
-            study = Study(settings, own, size, out, full, steps or (1500 if full else 300), status.update, until)
+            taught = steps or (1500 if full else 300)
+            study = Study(settings, own, size, out, full, taught, method or (), status.update, until)
             if study.over:
                 break
             script.measure(study)[each]()

@@ -12,7 +12,7 @@ from benchmarks.papers.settings import PLAIN
 from benchmarks.papers.study import Paper, Size, Study
 from draftwood.errors import ConfigurationError
 
-SIZES = {"small": Size(30, 3, 64), "full": Size(80, 3, 200)}
+SIZES = {"small": Size(30, 3, 64), "full": Size(80, 5, 200)}
 TABLE_2: dict[str, dict[str, Paper]] = {  # alpha, of both targets
     "speculative, gamma=4": {"MT-Bench": (0.17, 0.18), "TriviaQA": (0.15, 0.21), "Alpaca": (0.20, 0.21)},
     "mcsd 4,2,2,1": {"MT-Bench": (0.29, 0.31), "TriviaQA": (0.21, 0.33), "Alpaca": (0.34, 0.35)},
@@ -55,7 +55,7 @@ def trees(study: Study) -> None:
             if (points := result.measure("points", task, label)) is not None and points["value"] is not None:
                 what = f"{task}: score of {label} above plain decoding's"
                 study.compare("Table 1", what, (None, 0.0), points, " points", 0.0)
-            else:
+            elif label in result.labels:
                 study.note(
                     f"Table 1, {task}: perplexity under the target {result.value('perplexity', task, label):.2f} of "
                     f"{label}, {result.value('perplexity', task, PLAIN):.2f} of {PLAIN}."

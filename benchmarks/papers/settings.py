@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -59,8 +59,11 @@ class PaperSettings(Strict):
     sweeps: dict[str, SweepSettings]
     training: dict[str, Any] = Field(default_factory=dict)
 
-    def methods(self, name: str, full: bool = True) -> dict[str, Entry]:
-        """The methods of a sweep by label, plain decoding first; without `full` those that its `few` names."""
+    def methods(self, name: str, full: bool = True, only: Sequence[str] = ()) -> dict[str, Entry]:
+        """The methods of a sweep by label, plain decoding first; without `full` those that its `few` names.
+
+        `only` are patterns of labels: those that none of them fits are left out, whatever `full` says.
+        """
         sweep = self.sweeps[name]
         source = self.sweeps[sweep.methods_of] if sweep.methods_of else sweep
         known = {
@@ -68,7 +71,7 @@ class PaperSettings(Strict):
             for whose, listed in ((PAPERS, source.paper), (OURS, source.ours))
             for setting in expanded(listed)
         }
-        few = ["*"] if full or not sweep.few else [PLAIN, *sweep.few]
+        few = [PLAIN, *only] if only else ["*"] if full or not sweep.few else [PLAIN, *sweep.few]
         return {label: entry for label, entry in known.items() if any(fnmatchcase(label, each) for each in few)}
 
 

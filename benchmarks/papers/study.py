@@ -230,6 +230,7 @@ class Study:
     out: Path
     full: bool = False
     steps: int = 300  # of training an exit
+    only: Sequence[str] = ()  # patterns of labels; none: all
     told: Callable[[str], None] = lambda what: None
     until: float = math.inf  # of `time.monotonic`: no run begins later
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -247,7 +248,7 @@ class Study:
         beside those of the paper's settings.
         """
         sweep = self.paper.sweeps[name]
-        possible = {**self.paper.methods(name, self.full), **(more or {})}
+        possible = {**self.paper.methods(name, self.full, self.only), **(more or {})}
         entries, engine = {}, self.models.engine
         for label, entry in possible.items():
             try:
@@ -323,6 +324,8 @@ class Study:
         self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "x", even: float | None = 1.0
     ) -> None:
         """Note what the paper gives beside what was found. `even` separates better from worse, where something does."""
+        if here is None and self.only:
+            return
         result = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even, "here": here}
         self.findings.append(result)
 

@@ -56,6 +56,8 @@ def test_every_option_that_is_named_is_there_and_no_label_stands_for_two(paper: 
         for entry in every.values():
             assert "depth" in entry.options or not hasattr(Method.parse(entry.options), "depth"), entry
         assert {*(sweep.tasks or ())} <= {*papers()[paper].tasks}
+    some = papers()["eesd"].methods("methods", only=["vanilla*", "*beta-ts"])
+    assert [*some] == [PLAIN, "eesd + beta-ts", "vanilla, K=10"]
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)

@@ -148,3 +148,15 @@ def test_results_name_no_directory_of_the_machine() -> None:
     assert made_by(["mcsd", "--data", "/somewhere/sets", "--target", "~/models/a.gguf"]).endswith(
         "sets --target a.gguf"
     )
+
+
+def test_what_was_cut_short_can_be_read_and_goes_on(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, calls = Study(SMALL, models, Size(2, 1, 4), tmp_path), iter([False] * 5 + [True] * 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "over", property(lambda self: next(calls)))
+        some = study.run("first")
+    assert len(some.records) == 5 and "first: 5 of 8 runs were made in time." in study.notes
+    assert some.faster("chain", PLAIN) is not None
+    assert len(Study(SMALL, models, Size(2, 1, 4), tmp_path).run("first").records) == 8
