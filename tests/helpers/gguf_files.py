@@ -10,12 +10,14 @@ from typing import Any
 import gguf
 import gguf_gemma
 import gguf_hybrids
+import gguf_latent
 import gguf_mixtures
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.engines.gguf_file import rotary_rows
+from draftwood.models.checkpoints.gguf_weights import spellings
 from draftwood.models.text.tokenizer import Tokenizer
 
 Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name and values -> its bytes and type
@@ -45,6 +47,7 @@ ARCHITECTURES = {  # of model types that are called otherwise
     **{"phi": "phi2", "gpt_neox": "gptneox", "gpt_bigcode": "starcoder"},
     **gguf_mixtures.ARCHITECTURES,
     **gguf_hybrids.ARCHITECTURES,
+    **gguf_latent.ARCHITECTURES,
 }
 # with the rows of queries and keys in pairs
 TURNED = ("llama", "internlm2", "mistral3", "smollm3", "olmo", "granite", "granitemoe", "granitehybrid", "arcee")
@@ -52,6 +55,11 @@ OFFSET = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3
 GPT_2_KEYS = {
     **{"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"},
     **{"max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon"},
+}
+OTHER_KEYS = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), GPT_2_KEYS),
+    "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    "mpt": {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model"},
 }
 WINDOWED = ("phi3", "gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "starcoder2", "gpt-oss")
 OWN_KEYS = {  # of config.json, as metadata has them
@@ -85,29 +93,33 @@ def write(
     arch = arch or ARCHITECTURES.get(raw["model_type"], raw["model_type"].removesuffix("_text"))
     arch += "_moe" if arch == "nemotron_h" and "moe" in raw["layers_block_type"] else ""
     there = load_file(directory / "model.safetensors")
-    tensors = _norms_of_heads(gguf_mixtures.tensors(gguf_hybrids.tensors(raw, gguf_gemma.stacked(there))))
+    learned = {name: there.pop(name) for name in [*there] if ".act_fn." in name}  # numbers of activations
+    there = gguf_latent.tensors(raw, gguf_gemma.stacked(there))
+    tensors = _norms_of_heads(gguf_mixtures.tensors(gguf_hybrids.tensors(raw, there)))
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     raw.setdefault("num_hidden_layers", len(raw.get("layers_block_type", ())))
-    if raw["model_type"] in ("gpt2", "gpt_bigcode"):
-        raw |= {new: raw[old] for new, old in GPT_2_KEYS.items()}
+    raw |= {new: raw[old] for new, old in OTHER_KEYS.get(raw["model_type"], {}).items()}
+    raw |= gguf_hybrids.sizes(raw)
+    if raw["model_type"] in ("bloom", "mpt"):
+        raw |= {"intermediate_size": 4 * raw["hidden_size"], "num_key_value_heads": raw["num_attention_heads"]}
+        raw |= {"max_position_embeddings": raw.get("seq_length", raw.get("max_seq_len", 2048))}
     names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"] + metadata.get("nextn_predict_layers", 0))
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
-    for key, value in {
-        **_shape(raw, arch, heads),
-        **gguf_mixtures.metadata(raw),
-        **gguf_hybrids.metadata(raw),
-        **gguf_gemma.metadata(raw),
-        **metadata,
-    }.items():
-        _add(writer, f"{arch}.{key}", value)
+    keys = _shape(raw, arch, heads) | gguf_mixtures.metadata(raw) | gguf_hybrids.metadata(raw)
+    for key, value in {**keys, **gguf_latent.metadata(raw), **gguf_gemma.metadata(raw), **metadata}.items():
+        if value is not None:
+            _add(writer, f"{arch}.{key}", value)
+    for part in sorted({name.rpartition(".")[2] for name in learned}):
+        each = range(raw["num_hidden_layers"])
+        writer.add_array(f"xielu.{part}", [float(learned[f"model.layers.{i}.mlp.act_fn.{part}"]) for i in each])
     _tell(writer, words or {})
     for name, array in {**(more or {}), **_rotary_tensors(raw), **gguf_gemma.tensors(raw)}.items():
         writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
         name = gguf_gemma.name(name.replace("dt_bias", "dt_proj.bias"))
-        if arch in ("gptneox", "falcon") and "query_key_value" in name:
+        if arch in ("gptneox", "falcon", "bloom") and "query_key_value" in name:
             rows = np.arange(len(array)).reshape(_kv_heads(raw), -1, raw["hidden_size"] // heads)
             array = array[np.concatenate([part.ravel() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])]
         if arch == "gpt2" and array.ndim > 1 and ".h." in name:
@@ -117,7 +129,8 @@ def write(
             array = rotary_rows(array.reshape(len(array), -1), count).reshape(array.shape)
         if arch in OFFSET and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             array = array + 1
-        there = names.get_name(name, (".weight", ".bias")) or name
+        known = (names.get_name(each, (".weight", ".bias")) for each in spellings(name))
+        there = next(filter(None, known), name)
         if any(part in there for part in without):
             continue
         data, kind = stored(there, array)
@@ -200,7 +213,8 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
         values["rope.scaling.yarn_log_multiplier"] = rope.get("mscale_all_dim")
         values["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     if rope.get("rope_type") == "longrope":
-        values["rope.scaling.original_context_length"] = raw["original_max_position_embeddings"]
+        told = {**rope, **raw}
+        values["rope.scaling.original_context_length"] = told["original_max_position_embeddings"]
         values["rope.scaling.attn_factor"] = float(rope["attention_factor"])
     part = rope.get("partial_rotary_factor", 1.0)
     if arch == "phi3" or part != 1:
@@ -208,6 +222,9 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
     values["attention.sliding_window"] = raw.get("sliding_window") if arch in WINDOWED else None
     if arch != "falcon-h1":  # whose multipliers are in the weights
         values |= {name: raw[key] for key, name in OWN_KEYS.items() if raw.get(key) is not None}
+    if raw["model_type"] == "mpt":
+        clip = raw["attn_config"]["clip_qkv"]
+        values |= {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": clip}
     if arch.startswith("gemma"):
         values |= {key: raw.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
     return {key: value for key, value in values.items() if value is not None}

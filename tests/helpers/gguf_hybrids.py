@@ -10,7 +10,7 @@ from torch import Tensor
 
 ARCHITECTURES = {
     **{"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"},
-    **{"granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1"},
+    **{"granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1", "lfm2_moe": "lfm2moe"},
 }
 RECURRENT = ("mamba", "linear_attention", "conv", "mlp", "moe")  # layer types without keys and values
 
@@ -18,7 +18,7 @@ RECURRENT = ("mamba", "linear_attention", "conv", "mlp", "moe")  # layer types w
 def tensors(raw: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A checkpoint's tensors; those of other families as they are."""
     kind = raw["model_type"]
-    if kind not in ARCHITECTURES and kind not in ("lfm2", "nemotron_h"):
+    if kind not in ARCHITECTURES and kind not in ("lfm2", "nemotron_h", "mamba2"):
         return dict(stored)
     made: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -109,7 +109,20 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
             "ssm.inner_size": heads * raw["linear_value_head_dim"],
             "full_attention_interval": raw["layer_types"].index("full_attention") + 1,
         }
+    if kind == "mamba2":
+        sizes = [raw[key] for key in ("conv_kernel", "state_size", "n_groups", "num_heads", "head_dim")]
+        without = dict.fromkeys(("attention.key_length", "attention.value_length", "attention.layer_norm_epsilon"))
+        return {
+            **_state_space(*sizes),
+            **without,
+            **dict.fromkeys(("attention.head_count", "attention.head_count_kv", "feed_forward_length"), 0),
+            "attention.layer_norm_rms_epsilon": raw["layer_norm_epsilon"],
+        }
     heads = raw.get("num_key_value_heads")
+    if kind == "lfm2_moe":
+        layers = _some("attention.head_count_kv", heads, raw["layer_types"])
+        epsilon = {"attention.layer_norm_rms_epsilon": raw["norm_eps"], "attention.layer_norm_epsilon": None}
+        return {"shortconv.l_cache": raw["conv_L_cache"], **layers, **epsilon}
     if kind == "lfm2":
         inner = raw["intermediate_size"]
         if raw["block_auto_adjust_ff_dim"]:
@@ -157,6 +170,13 @@ def _nemotron_experts(raw: Mapping[str, Any]) -> dict[str, Any]:
         **{"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
     }
     return {key: raw[name] for key, name in names.items()}
+
+
+def sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that a model without attention lacks."""
+    if raw["model_type"] != "mamba2":
+        return {}
+    return {"num_attention_heads": 1, "intermediate_size": 1, "max_position_embeddings": 1 << 20}
 
 
 def _some(key: str, value: int, types: list[str]) -> dict[str, Any]:

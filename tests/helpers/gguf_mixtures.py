@@ -10,12 +10,13 @@ import torch
 
 PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 ONE = re.compile(
-    r"(?:model|backbone)\.layers\.(\d+)\.(?:mlp|block_sparse_moe|mixer)\.experts\.\d+\.(\w+)\.weight"
+    r"(?:model|backbone)\.layers\.(\d+)\.(?:mlp|block_sparse_moe|mixer|feed_forward)\.experts\.\d+\.(\w+)\.weight"
 )  # in order of numbers
 BOTH = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts|block_sparse_moe)\.(\w+?)(?:\.weight|(_bias))?")
 ARCHITECTURES = {
     **{"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"},
     **{"ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss"},
+    **{"minimax_m2": "minimax-m2", "hunyuan_v1_moe": "hunyuan-moe"},
 }
 
 
@@ -36,7 +37,8 @@ def tensors(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")):
             made[name.replace("correction_bias", "correction.bias")] = tensor[0]
         else:
-            made[name.replace("correction_bias", "correction.bias") + ".weight" * name.endswith("sinks")] = tensor
+            name = name.replace("correction_bias", "correction.bias").replace(".expert_bias", ".expert_bias.bias")
+            made[name + ".weight" * name.endswith("sinks")] = tensor
     return made | {name: torch.stack(some) for name, some in parts.items()}
 
 
@@ -58,7 +60,7 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     values = {
         "expert_count": count,
-        "expert_used_count": raw.get("num_experts_per_tok", raw.get("moe_k")),
+        "expert_used_count": raw.get("num_experts_per_tok", raw.get("moe_k", raw.get("moe_topk"))),
         "expert_feed_forward_length": raw.get("moe_intermediate_size", raw["intermediate_size"]),
         "expert_shared_feed_forward_length": raw.get("shared_expert_intermediate_size"),
     }
@@ -69,9 +71,15 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
             "leading_dense_block_count": raw["moe_layer_start_index"],
             "interleave_moe_layer_step": raw["moe_layer_interval"],
         }
-    if raw["model_type"] == "glm4_moe":
+    if raw["model_type"] == "minimax_m2":
+        values |= {"expert_gating_func": 2, "rope.dimension_count": raw["rotary_dim"]}
+    if raw["model_type"] == "hunyuan_v1_moe":
+        values |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": raw["intermediate_size"]}
+    if raw["model_type"] == "lfm2_moe":
+        values |= {"expert_gating_func": 2, "leading_dense_block_count": raw["num_dense_layers"]}
+    if raw["model_type"] in ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3"):
         values |= {
-            "expert_gating_func": 2,
+            "expert_gating_func": 1 if raw["model_type"] == "deepseek_v2" else 2,
             "expert_weights_norm": raw["norm_topk_prob"],
             "expert_weights_scale": raw["routed_scaling_factor"],
             "expert_shared_count": raw["n_shared_experts"],

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared, without_nextn
 from draftwood.models.checkpoints.gguf_gemma import gemma, gemma3n, gemma3n_names, gemma4, gemma4_names
+from draftwood.models.checkpoints.gguf_latent import latent, latent_names
 from draftwood.models.checkpoints.gguf_metadata import FULL, SLIDING, Metadata, Reader, renamed, windows
 
 
@@ -35,7 +37,8 @@ def plain_rows(file: Metadata, family: Family) -> Family:
 class Architecture:
     """One architecture: its family and how its metadata becomes config.json.
 
-    `turned_pairs`: llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
+    `attends`: False in models without attention and feed-forwards, which have no such sizes. `turned_pairs`:
+    llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
     pairs of neighbours. `offset_norms`: it has added 1 to the norms that multiply by 1 + weight. `hybrid`: layers may
     lack attention or a feed-forward, and have 0 in the arrays of sizes. `by_layer`: sizes differ from layer
     to layer; the first one's are read as those of all. `adapt`: what else it has done to tensors.
@@ -43,6 +46,7 @@ class Architecture:
 
     family: str
     read: Reader = nothing
+    attends: bool = True
     turned_pairs: bool = False
     offset_norms: bool = False
     hybrid: bool = False
@@ -52,7 +56,10 @@ class Architecture:
 
 def _all(*readers: Reader) -> Reader:
     def read(file: Metadata, raw: Raw) -> Raw:
-        return {key: value for reader in readers for key, value in reader(file, raw).items()}
+        made: dict[str, Any] = {}
+        for reader in readers:
+            made |= reader(file, {**raw, **made})
+        return made
 
     return read
 
@@ -124,6 +131,33 @@ def _ernie4_5_moe(file: Metadata, raw: Raw) -> Raw:
     }
 
 
+def _dots1(file: Metadata, raw: Raw) -> Raw:
+    return {**shared(file, raw), "sliding_window": None}  # llama.cpp knows no windows there
+
+
+def _hunyuan_moe(file: Metadata, raw: Raw) -> Raw:
+    file.value("expert_shared_feed_forward_length")  # as long as those of experts
+    return {"moe_topk": raw["num_experts_per_tok"], "num_shared_expert": file.value("expert_shared_count") or 1}
+
+
+def _phimoe(file: Metadata, raw: Raw) -> Raw:
+    rope = raw["rope_parameters"]
+    factors = dict.fromkeys(("short_mscale", "long_mscale"), rope.get("attention_factor"))
+    return {**_phi3(file, raw), "rope_parameters": {**rope, **factors}, "lm_head_bias": file.has("output.bias")}
+
+
+def _mpt(file: Metadata, raw: Raw) -> Raw:
+    slope = file.value("attention.max_alibi_bias", 0.0)
+    biases = {"alibi": slope > 0, "alibi_bias_max": slope, "clip_qkv": file.value("attention.clamp_kqv")}
+    return {"max_seq_len": raw["max_position_embeddings"], "attn_config": biases}
+
+
+def _apertus_names(file: Metadata, family: Family) -> Family:
+    """The numbers of activations are in the metadata, those of all layers together."""
+    own = {f"layers.{{i}}.feed.activation.{x}": (f"xielu.{x}[{{i}}]",) for x in ("alpha_p", "alpha_n", "beta", "eps")}
+    return replace(family, names={**family.names, **own})
+
+
 def _gpt_oss(file: Metadata, raw: Raw) -> Raw:
     window, rope = file.value("attention.sliding_window"), raw["rope_parameters"]
     return {"sliding_window": window, "rope_parameters": {**rope, "truncate": False}}  # as its authors have it
@@ -162,6 +196,9 @@ ARCHITECTURES = {
     "starcoder": Architecture("gpt_bigcode", _starcoder, adapt=plain_rows),
     "internlm2": Architecture("llama", turned_pairs=True),
     "gpt2": Architecture("gpt2", lambda file, raw: {"n_inner": raw["intermediate_size"]}, adapt=plain_rows),
+    "bloom": Architecture("bloom", lambda file, raw: {"seq_length": raw["max_position_embeddings"]}, adapt=plain_rows),
+    "mpt": Architecture("mpt", _mpt),
+    "apertus": Architecture("apertus", adapt=_apertus_names),
     "qwen2moe": Architecture("qwen2_moe", _all(mixture(False), _qwen2_moe)),
     "qwen3moe": Architecture("qwen3_moe", mixture(True)),
     "qwen3vlmoe": Architecture("qwen3_vl_moe_text", mixture(True, fixed=True), adapt=plain_rows),
@@ -171,6 +208,11 @@ ARCHITECTURES = {
     ),
     "ernie4_5-moe": Architecture("ernie4_5_moe", _all(mixture(True, fixed=True), _ernie4_5_moe)),
     "glm4moe": Architecture("glm4_moe", _all(mixture(True, SIGMOID), shared, _glm4_moe)),
+    "dots1": Architecture("dots1", _all(mixture(False, SIGMOID), _dots1)),
+    "minimax-m2": Architecture("minimax_m2", mixture(True, SIGMOID, fixed=True, one_size=True)),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _all(mixture(True, fixed=True, one_size=True), _hunyuan_moe)),
+    "phimoe": Architecture("phimoe", _all(mixture(True, fixed=True, one_size=True), _phimoe)),
+    "deepseek2": Architecture("deepseek_v3", latent, adapt=latent_names),
     "gpt-oss": Architecture(
         "gpt_oss", _all(mixture(True, SOFTMAX_OF_CHOSEN, fixed=True, one_size=True), _gpt_oss), adapt=plain_rows
     ),
@@ -187,6 +229,10 @@ ARCHITECTURES = {
         adapt=hybrids.products_apart,
     ),
     "lfm2": Architecture("lfm2", hybrids.lfm2, hybrid=True),
+    "lfm2moe": Architecture(
+        "lfm2_moe", _all(hybrids.lfm2, mixture(True, SIGMOID, fixed=True), hybrids.lfm2_moe), hybrid=True
+    ),
+    "mamba2": Architecture("mamba2", hybrids.mamba2, attends=False),
     "granitehybrid": Architecture(
         "granitemoehybrid", _all(hybrids.granite, _granite), turned_pairs=True, hybrid=True, adapt=hybrids.granite_names
     ),

@@ -47,6 +47,7 @@ def mixture(normalised: bool, scoring: int = SOFTMAX, fixed: bool = False, one_s
 def shared(file: Metadata, raw: Raw) -> Raw:
     """Shared experts, dense layers, groups and scales of DeepSeek's kind of mixture."""
     return {
+        "n_routed_experts": file.value("expert_count"),
         "n_shared_experts": file.value("expert_shared_count"),
         "routed_scaling_factor": file.value("expert_weights_scale") or 1.0,
         "n_group": file.value("expert_group_count") or 1,

@@ -7,7 +7,6 @@ heads of Qwen3.5 in another order.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,8 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.hybrid import gates_by_kind
-from draftwood.models.checkpoints.gguf_metadata import Metadata
+from draftwood.models.checkpoints.gguf_metadata import Metadata, needed
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.util.safe_parsing import short_repr
 
 INTO = "layers.{i}.mixer.into.weight"
 KV_HEADS, INNER = "attention.head_count_kv", "feed_forward_length"
@@ -26,11 +24,11 @@ KV_HEADS, INNER = "attention.head_count_kv", "feed_forward_length"
 
 def delta(file: Metadata, raw: Raw) -> Raw:
     """The gated delta rule of Qwen3-Next and Qwen3.5."""
-    values = _needed(file, "ssm.time_step_rank")
+    values = needed(file, "ssm.time_step_rank")
     return {
-        "linear_conv_kernel_dim": _needed(file, "ssm.conv_kernel"),
-        "linear_num_key_heads": _needed(file, "ssm.group_count"),
-        "linear_key_head_dim": _needed(file, "ssm.state_size"),
+        "linear_conv_kernel_dim": needed(file, "ssm.conv_kernel"),
+        "linear_num_key_heads": needed(file, "ssm.group_count"),
+        "linear_key_head_dim": needed(file, "ssm.state_size"),
         "linear_num_value_heads": values,
         "linear_value_head_dim": _part(file, "ssm.inner_size", "ssm.time_step_rank", values),
         "full_attention_interval": file.value("full_attention_interval", 4),
@@ -62,10 +60,32 @@ def _gates_last(config: DecoderConfig) -> Tensor:
 def lfm2(file: Metadata, raw: Raw) -> Raw:
     return {
         "layer_types": _types(file, raw, "conv"),
-        "conv_L_cache": _needed(file, "shortconv.l_cache"),
+        "conv_L_cache": needed(file, "shortconv.l_cache"),
         "conv_bias": _biased(file, raw, "shortconv.conv"),
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": raw["tie_word_embeddings"],
+    }
+
+
+def lfm2_moe(file: Metadata, raw: Raw) -> Raw:
+    return {
+        "num_dense_layers": (dense := file.value("leading_dense_block_count", 0)),
+        "use_expert_bias": file.has(f"blk.{dense}.exp_probs_b.bias"),
+        "routed_scaling_factor": file.value("expert_weights_scale") or 1.0,
+    }
+
+
+def mamba2(file: Metadata, raw: Raw) -> Raw:
+    heads = needed(file, "ssm.time_step_rank")
+    return {
+        "num_heads": heads,
+        "head_dim": _part(file, "ssm.inner_size", "ssm.time_step_rank", heads),
+        "expand": _part(file, "ssm.inner_size", "embedding_length", raw["hidden_size"]),
+        "n_groups": needed(file, "ssm.group_count"),
+        "state_size": needed(file, "ssm.state_size"),
+        "conv_kernel": needed(file, "ssm.conv_kernel"),
+        "use_conv_bias": _biased(file, raw, "ssm_conv1d"),
+        "use_bias": _biased(file, raw, "ssm_in"),
     }
 
 
@@ -79,7 +99,7 @@ def granite(file: Metadata, raw: Raw) -> Raw:
         "shared_intermediate_size": file.value("expert_shared_feed_forward_length") or raw["intermediate_size"],
         "num_local_experts": file.value("expert_count", 0),
     }
-    return made | ({"num_experts_per_tok": _needed(file, "expert_used_count")} if made["num_local_experts"] else {})
+    return made | ({"num_experts_per_tok": needed(file, "expert_used_count")} if made["num_local_experts"] else {})
 
 
 def granite_names(file: Metadata, family: Family) -> Family:
@@ -96,7 +116,7 @@ def granite_names(file: Metadata, family: Family) -> Family:
 def falcon_h1(file: Metadata, raw: Raw) -> Raw:
     return {
         **_mamba(file, raw),
-        "mamba_d_ssm": _needed(file, "ssm.inner_size"),
+        "mamba_d_ssm": needed(file, "ssm.inner_size"),
         "mamba_rms_norm": file.has("blk.0.ssm_norm.weight"),
         "mamba_norm_before_gate": False,
         "projectors_bias": _biased(file, raw, "ssm_out"),
@@ -104,7 +124,7 @@ def falcon_h1(file: Metadata, raw: Raw) -> Raw:
 
 
 def nemotron_h(file: Metadata, raw: Raw) -> Raw:
-    heads = _needed(file, "ssm.time_step_rank")
+    heads = needed(file, "ssm.time_step_rank")
     feeds = file.array(INNER) or [raw["intermediate_size"]] * raw["num_hidden_layers"]
     types = _types(file, raw, "mamba")
     mixed = [file.has(f"blk.{layer}.ffn_up_exps.weight") for layer in range(len(types))]
@@ -116,9 +136,9 @@ def nemotron_h(file: Metadata, raw: Raw) -> Raw:
         "layers_block_type": kinds,
         "mamba_num_heads": heads,
         "mamba_head_dim": _part(file, "ssm.inner_size", "ssm.time_step_rank", heads),
-        "n_groups": _needed(file, "ssm.group_count"),
-        "ssm_state_size": _needed(file, "ssm.state_size"),
-        "conv_kernel": _needed(file, "ssm.conv_kernel"),
+        "n_groups": needed(file, "ssm.group_count"),
+        "ssm_state_size": needed(file, "ssm.state_size"),
+        "conv_kernel": needed(file, "ssm.conv_kernel"),
         "use_conv_bias": _biased(file, raw, "ssm_conv1d"),
         "use_bias": _biased(file, raw, "ssm_in"),
         "attention_bias": _biased(file, raw, "attn_q"),
@@ -130,10 +150,10 @@ def nemotron_h(file: Metadata, raw: Raw) -> Raw:
 def _nemotron_experts(file: Metadata) -> Raw:
     file.value("expert_shared_count"), file.value("expert_gating_func")  # one, of sigmoids
     return {
-        "n_routed_experts": _needed(file, "expert_count"),
-        "num_experts_per_tok": _needed(file, "expert_used_count"),
-        "moe_intermediate_size": _needed(file, "expert_feed_forward_length"),
-        "moe_shared_expert_intermediate_size": _needed(file, "expert_shared_feed_forward_length"),
+        "n_routed_experts": needed(file, "expert_count"),
+        "num_experts_per_tok": needed(file, "expert_used_count"),
+        "moe_intermediate_size": needed(file, "expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": needed(file, "expert_shared_feed_forward_length"),
         "norm_topk_prob": file.value("expert_weights_norm", True),
         "routed_scaling_factor": file.value("expert_weights_scale") or 1.0,
         "n_group": file.value("expert_group_count") or 1,
@@ -146,10 +166,10 @@ def _mamba(file: Metadata, raw: Raw) -> Raw:
         "attention_bias": _biased(file, raw, "attn_q"),
         "mamba_conv_bias": _biased(file, raw, "ssm_conv1d"),
         "mamba_proj_bias": _biased(file, raw, "ssm_in"),
-        "mamba_n_heads": _needed(file, "ssm.time_step_rank"),
+        "mamba_n_heads": needed(file, "ssm.time_step_rank"),
         "mamba_n_groups": file.value("ssm.group_count") or 1,
-        "mamba_d_state": _needed(file, "ssm.state_size"),
-        "mamba_d_conv": _needed(file, "ssm.conv_kernel"),
+        "mamba_d_state": needed(file, "ssm.state_size"),
+        "mamba_d_conv": needed(file, "ssm.conv_kernel"),
     }
 
 
@@ -167,19 +187,9 @@ def _biased(file: Metadata, raw: Raw, name: str) -> bool:
     return any(file.has(f"blk.{layer}.{name}.bias") for layer in range(raw["num_hidden_layers"]))
 
 
-def _needed(file: Metadata, key: str) -> int:
-    value: Any = file.value(key)
-    if type(value) is not int or not 0 < value < 2**31:
-        raise ModelError(
-            f"{key} is {'missing' if value is None else short_repr(value)}, but must be a positive whole number; "
-            "convert the model again"
-        )
-    return value
-
-
 def _part(file: Metadata, key: str, by: str, count: int) -> int:
     """A size divided by another, without rest."""
-    whole = _needed(file, key)
+    whole = needed(file, key)
     if whole % count:
         raise ModelError(f"{key} is {whole}, which is no multiple of {by} ({count}); convert the model again")
     return whole // count

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.util.safe_parsing import short_repr
 
 
 class Metadata(Protocol):
@@ -35,6 +37,17 @@ class Metadata(Protocol):
 
 Reader = Callable[[Metadata, Raw], Raw]  # keys of config.json, from sizes and what they say together with them
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def needed(file: Metadata, key: str) -> int:
+    """A positive whole number that must be there."""
+    value: Any = file.value(key)
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ModelError(
+            f"{key} is {'missing' if value is None else short_repr(value)}, but must be a positive whole number; "
+            "convert the model again"
+        )
+    return value
 
 
 def renamed(**names: str) -> Reader:

@@ -32,12 +32,14 @@ HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other 
     *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
     *("rope.dimension_sections", "n_deepstack_layers"),  # of images
 )
+ATTENTION_SIZES = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")  # 0 without attention
 SHORT_TRAINED = ("yarn", "longrope")  # rotary scalings that go by the context before them
 LAYER = re.compile(r"\.(\{i\}|\d+)\.")  # in a checkpoint's names
 HEAD_NORM = re.compile(r"\.norms\.(\d+)\.weight$")  # of one head; those of all are rows of one tensor
 ONE_OUTPUT = ".ffn_gate_inp_shexp.weight"  # a matrix whose one row is written as a vector
 DECAYS = ".ssm_a"  # minus the exponentials of a checkpoint's numbers
 VECTORS = (DECAYS, ".ssm_d", ".ssm_norm.weight")  # which are written as matrices
+KEYS_OF_LATENT, VALUES_OF_LATENT = ".attn_k_b.weight", ".attn_v_b.weight"  # a matrix of each head; keys' turned round
 CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")  # which lack the axis of one input
 CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
@@ -86,8 +88,9 @@ class GgufWeights:
         name, *number = HEAD_NORM.sub(r".weight[\1]", name).partition("[")
         asked = LAYER.sub(".0.", name, 1).replace("_correction_bias", "_correction.bias")
         asked, layer = asked.replace("dt_bias", "dt_proj.bias"), LAYER.search(name)
-        asked = f"{asked}.weight" if asked.endswith(".sinks") else asked
-        own = _name_map(self.architecture).get_name(asked, (".weight", ".bias")) or name
+        asked += {"sinks": ".weight", "expert_bias": ".bias"}.get(asked.rpartition(".")[2], "")
+        known = (_name_map(self.architecture).get_name(each, (".weight", ".bias")) for each in spellings(asked))
+        own = next(filter(None, known), name)
         row = "" if name.endswith("_correction_bias") else "".join(number)  # those are a vector in files
         return own.replace("blk.0.", f"blk.{layer[1]}." if layer else "blk.0.") + row
 
@@ -133,6 +136,8 @@ class GgufWeights:
         """A positive whole number; of an array of a hybrid's layers that of those which have one, others have 0."""
         values, architecture = self.array(key), ARCHITECTURES[self.architecture]
         some = {value for value in values if value}
+        if not architecture.attends and key in ATTENTION_SIZES:
+            return 1
         if values and architecture.by_layer:
             return self._checked(key, values[0])
         hybrid = architecture.hybrid and len(some) == 1
@@ -156,7 +161,8 @@ class GgufWeights:
                 f"{self.source} asks for {layers} layers, but has {len(self.file.tensors)} tensors; fetch it again"
             )
         head = self._whole("attention.key_length", max(1, width // heads))
-        if (values := self._whole("attention.value_length", head)) != head:
+        latent = self.value("attention.kv_lora_rank")  # with sizes of its own
+        if (values := self._whole("attention.value_length", head)) != head and not latent:
             raise ModelError(
                 f"{self.source} has keys of {head} and values of {values} components (attention.key_length and "
                 "value_length), which is not supported; give a model where they are alike"
@@ -236,7 +242,16 @@ class GgufWeights:
         return list(self.file.tensors)
 
     def has(self, name: str) -> bool:
-        return sliced(name)[0] in self.file.tensors
+        return sliced(name)[0] in self.file.tensors or self._number(name) is not None
+
+    def _number(self, name: str) -> float | None:
+        """What "KEY[3]" says of layer 3, where the metadata have a key KEY without an architecture; else None."""
+        key, layer = sliced(name)
+        value = None if layer is None else self.file.metadata.get(key)
+        if isinstance(value, gguf_file.Array):
+            values = self.file.array(key)
+            value = values[layer] if layer is not None and layer < len(values) else None
+        return value if isinstance(value, float) else None
 
     def dtype(self) -> str:
         """The dtype, in PyTorch's words, that most of the matrices are stored in; bfloat16 where that is quantised."""
@@ -251,6 +266,8 @@ class GgufWeights:
 
     def shape(self, name: str) -> tuple[list[int], Path]:
         """Shape and file of a tensor that must be there."""
+        if self._number(name) is not None:
+            return [1], self.source
         name, number = sliced(name)
         if name not in self.file.tensors:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
@@ -258,13 +275,24 @@ class GgufWeights:
         shape = list(entry.shape)[number is not None :]
         if name.endswith(VECTORS):
             shape = [math.prod(shape)]
+        if name.endswith(KEYS_OF_LATENT):
+            shape = [shape[0] * shape[2], shape[1]]
+        if name.endswith(VALUES_OF_LATENT):
+            shape = [shape[0] * shape[1], shape[2]]
         if name.endswith(CONVOLUTIONS):
             shape = [shape[0], 1, *shape[1:]]
         return [1, *shape] if name.endswith(ONE_OUTPUT) else shape, entry.file
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
+        if (number := self._number(name)) is not None:
+            place.fill_(number)
+            return
         entry, order = self.file.tensors[sliced(name)[0]], self._order(name)
+        if name.endswith(KEYS_OF_LATENT):
+            heads = gguf_file.weights(self._rows(name), entry.kind).view(entry.shape)
+            place.copy_(heads.mT.flatten(0, 1)[rows, columns])
+            return
         if len(self.shape(name)[0]) == 1:
             values = self._settled(name, gguf_file.weights(self._rows(name), entry.kind).flatten().float())
             place.copy_((values if order is None else values[order])[rows])
@@ -285,8 +313,10 @@ class GgufWeights:
         offset = ARCHITECTURES[self.architecture].offset_norms and not name.endswith(VECTORS)
         return values - 1 if offset and name.endswith("norm.weight") else values
 
-    def stored(self, name: str) -> StoredRows:
-        """The outputs of a matrix as the file holds them, mapped."""
+    def stored(self, name: str) -> StoredRows | None:
+        """The outputs of a matrix as the file holds them, mapped; None where its blocks go along outputs."""
+        if name.endswith(KEYS_OF_LATENT):
+            return None
         entry = self.file.tensors[sliced(name)[0]]
         number = int(gguf_file.library().GGMLQuantizationType[entry.kind])
         return StoredRows(entry.kind, number, entry.shape[-1], self._rows(name), self._order(name), True)
@@ -304,6 +334,11 @@ class GgufWeights:
             return None
         count, rows = self._present(heads, self._whole("attention.head_count")), self.file.tensors[name].shape[0]
         return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def spellings(name: str) -> tuple[str, str]:
+    """A checkpoint's name of a tensor as the format's table may have it: BLOOM's lack their first word there."""
+    return name, name.removeprefix("transformer.")
 
 
 @lru_cache(8)

@@ -14,8 +14,9 @@ import torch
 from checkpoint_files import ours
 from checkpoint_files import write as write_llama
 from conftest import Command
-from family_models import PROMPT, chain
+from family_models import LONG_ROPE, PROMPT, YARN, chain
 from family_models import write as write_family
+from native_library import needs_native
 from safetensors.torch import load_file, save_file
 
 import draftwood
@@ -33,6 +34,11 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "head": {"head_dim": 12, "num_key_value_heads": 1},
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
     "llama3": {"rope_parameters": ROPE},
+}
+ONE_MSCALE = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.9}
+MSCALES: dict[str, Any] = {
+    **dict.fromkeys(("short_mscale", "long_mscale"), 1.25),
+    "original_max_position_embeddings": 64,
 }
 SCALE = {"query_pre_attn_scalar": 12}  # the width of a head: the format has no word for another
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the variant, metadata
@@ -65,6 +71,21 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
     "mixtral": ({"sliding_window": None}, {}),
     "olmoe": ({"norm_topk_prob": False}, {}),
     "gpt_oss": ({"swiglu_limit": 7.0}, {}),
+    **{name: ({}, {}) for name in ("bloom", "bloom_heads", "mpt", "minimax_m2", "phimoe")},
+    "mpt_heads": ({"attn_config": {"clip_qkv": 0.8}}, {}),
+    "phimoe_long": (
+        {
+            "router_jitter_noise": 0.01,
+            "rope_parameters": {**LONG_ROPE, **MSCALES},
+        },
+        {},
+    ),
+    "apertus": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
+    "dots1": ({"sliding_window": None}, {}),
+    "hunyuan_moe": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
+    **{name: ({}, {}) for name in ("deepseek_v2", "deepseek_v3", "youtu")},
+    "deepseek_v2_lite": ({"rope_parameters": ONE_MSCALE, "n_group": 1, "topk_group": 1}, {}),
+    "deepseek_v3_yarn": ({"rope_parameters": ONE_MSCALE}, {}),
     **{name: ({}, {}) for name in ("gemma3n", "gemma4", "gemma4_per_layer", "gemma4_experts")},
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 32}
@@ -104,6 +125,32 @@ def test_internlm2(tmp_path: Path) -> None:
     """Llama under a name of its own."""
     write_llama(tmp_path)
     same(tmp_path, gguf_files.write(tmp_path, tmp_path / "x.gguf", arch="internlm2"))
+
+
+def test_older_files_of_deepseek(tmp_path: Path) -> None:
+    """Keys and values of all heads are made by one matrix, and no key says how experts are scored."""
+    write_family(tmp_path, "deepseek_v3", attention_bias=False)
+    stored = load_file(tmp_path / "model.safetensors")
+    whole = {
+        f"blk.{i}.attn_kv_b.weight": stored[f"model.layers.{i}.self_attn.kv_b_proj.weight"].numpy() for i in range(3)
+    }
+    own: dict[str, Any] = {"attention.key_length": 12, "attention.value_length": 12, "expert_gating_func": None}
+    own |= dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"))
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", more=whole, without=("attn_k_b", "attn_v_b"), **own)
+    assert checkpoint.load(file).config == checkpoint.load(tmp_path).config
+    same(tmp_path, file)
+
+
+@needs_native
+def test_keys_of_latents_are_not_rounded_again(tmp_path: Path) -> None:
+    """In a file of 8 bits they become float32, since their blocks go along outputs; values keep their bits."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32}
+    write_family(tmp_path, "youtu", **sizes, v_head_dim=32)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("Q8_0"))
+    model = checkpoint.load(file, "auto", kv_dtype="float32")
+    assert model.layers[0].mixer.kv_up.kind == "float32" and model.layers[0].mixer.q_up.kind == "q8_0"
+    exact = logits(file)
+    assert (ours(model, chain(PROMPT)) - exact).norm() < 0.06 * (exact - exact.mean()).norm()
 
 
 @pytest.mark.parametrize(("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")])

@@ -25,9 +25,8 @@ CHANGES: dict[str, dict[str, Any]] = {name: {} for name in (*HYBRIDS, *HYBRID_MI
 CHANGES["qwen3_5_types"] = {"layer_types": None, "full_attention_interval": 3, "attention_bias": False}
 CHANGES["falcon_h1_multipliers"] = {"mamba_norm_before_gate": False}  # llama.cpp knows the other order alone
 CHANGES["nemotron_h"] = CHANGES["nemotron_h_experts"] = {"time_step_min": 1e-30}
+CHANGES["lfm2_moe"] = {"tie_word_embeddings": True}  # the format has no other head there
 CHANGES["granite_hybrid_rope"] = {"attention_bias": True}
-for architecture in ("mamba2", "lfm2_moe"):  # not read from files
-    del CHANGES[architecture]
 del CHANGES["qwen3_next_dense"]  # layers without experts, between others, have no word there
 
 
