@@ -30,6 +30,8 @@ class Bench:
     models: Pair | None = None  # instead of the run's pair
     llama_python: Path | None = None  # a Python with llama-cpp-python
     stopped: bool = False  # by Ctrl-C: rows are of what was measured before
+    others: dict[str, Engine] = field(default_factory=dict)  # engines besides those of `engine_of`, by a kind's names
+    warm: set[Any] = field(default_factory=set)  # what has run once in this process
     _engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
     _kept: dict[str, Any] | None = None
 

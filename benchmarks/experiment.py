@@ -32,6 +32,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "sampled": "sampled:Sampled",
     "files": "files:Files",
     "draft-price": "draft_price:DraftPrice",
+    "chat-prompts": "chat_prompts:ChatPrompts",
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from benchmarks.engines import peak_bytes
 
 WARM_UP_TOKENS = 8
+MAX_DRAFTED = 16  # tokens that an engine may read beyond the end of an answer
 TREE = "tree of "  # before the number of nodes
 
 
@@ -66,6 +67,17 @@ def behind(model: Reader, job: dict[str, Any]) -> list[float]:
     return medians
 
 
+def answers(model: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Seconds and tokens of whole requests, which end at a token of `end` or after `tokens` tokens."""
+    model.answer(job["prompts"][0], WARM_UP_TOKENS, job["temperature"], job["end"])
+    taken = []
+    for prompt in job["prompts"]:
+        began = perf_counter()
+        tokens = model.answer(prompt, job["tokens"], job["temperature"], job["end"])
+        taken.append({"seconds": perf_counter() - began, "tokens": tokens})
+    return taken
+
+
 def seconds(call: Callable[[], object]) -> float:
     """Seconds of a call."""
     began = perf_counter()
@@ -74,7 +86,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Do the job's task: speed, contexts, nats (of texts), or first (one token, for whoever times the process)."""
+    """Do the job's task: speed, contexts, nats (of texts), answers (to prompts), or first (one token, for whoever times
+    the process)."""
     engine = import_module(f"benchmarks.engines.{job['engine']}")
     version = engine.start(job["threads"])
     base = peak_bytes()
@@ -83,6 +96,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     loaded = perf_counter() - began
     if job["task"] == "nats":
         return {"nats": [model.nats(text) for text in job["texts"]]}
+    if job["task"] == "answers":
+        return {"version": version, "answers": answers(model, job)}
     if job["task"] == "contexts":
         return {"seconds": behind(model, job)}
     if job["task"] == "first":
@@ -93,6 +108,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 def longest(job: dict[str, Any]) -> int:
     """The most tokens that a job has in memory at once."""
     lengths = [len(job.get("prompt", ())) + int(job.get("tokens", 1)), *map(len, job.get("texts", ()))]
+    lengths.append(max(map(len, job.get("prompts", ())), default=0) + job.get("tokens", 1) + MAX_DRAFTED)
     lengths.append(job.get("context", 0) + sum(job.get("rows", ())) * (1 + job.get("forwards", 0)))  # see file_llama
     return -(-max(lengths) // 64) * 64
 

@@ -31,7 +31,11 @@ class Model:
                 return settings
 
             llama_cpp.llama_cpp.llama_model_default_params = as_stored
-        count = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
+        count: dict[str, Any] = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
+        if job.get("lookup"):
+            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+            count["draft_model"] = LlamaPromptLookupDecoding()
         self.model = Llama(job["file"], n_ctx=longest(job), verbose=False, **count)
         lib, own = llama_cpp.llama_cpp, self.model._model.model
         self.forgets = not (lib.llama_model_is_hybrid(own) or lib.llama_model_is_recurrent(own))
@@ -56,6 +60,16 @@ class Model:
         tokens = [int(self._read(prompt, 0)[0].argmax())]
         while len(tokens) < count:
             tokens.append(int(self._read(tokens[-1:], len(prompt) + len(tokens) - 1)[0].argmax()))
+        return tokens
+
+    def answer(self, prompt: list[int], count: int, temperature: float, end: list[int]) -> list[int]:
+        """By the binding's own loop, which drafts where there is a `draft_model`."""
+        self.model.reset()
+        tokens: list[int] = []
+        for token in self.model.generate(prompt, top_k=0, top_p=1.0, min_p=0.0, temp=temperature):
+            tokens.append(int(token))
+            if len(tokens) == count or tokens[-1] in end:
+                break
         return tokens
 
     def forward(self, context: list[int], tokens: list[int]) -> Callable[[], object]:

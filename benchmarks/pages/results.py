@@ -7,6 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from benchmarks.execute import read
+from benchmarks.pages import chat_prompts
 from benchmarks.pages.tables import RESULTS, frame, labels, markdown, pivoted, source, sources, span, text, times, value
 
 HEAD = """# Results
@@ -20,8 +21,19 @@ the cost of a larger shape."""
 
 def page() -> str:
     """The whole page."""
-    sections = (methods, beams, peers, loop, forwards, quantisation, serving, fairness, certificates)
-    return "\n\n".join([HEAD, *(section() for section in sections)]) + "\n"
+    sections = (
+        methods,
+        beams,
+        chat_prompts.section,
+        peers,
+        loop,
+        forwards,
+        quantisation,
+        serving,
+        fairness,
+        certificates,
+    )
+    return "\n\n".join([HEAD, *filter(None, (section() for section in sections))]) + "\n"
 
 
 def methods() -> str:

@@ -167,10 +167,11 @@ def _train(
         return
     made, figures = report(document)
     no_plot = "" if document["plot"] else "; no plot without matplotlib: pip install 'draftwood[plots]'"
+    early = "; stopped early, held-out acceptance no longer rose" if document["stopped_early"] else ""
     training.give(
         document,
         f"{out}: {made}, {document['parameters']:,} parameters, {document['steps']} steps, "
-        f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
+        f"{document['tokens']:,} tokens, {document['seconds']:.0f} s{early}",
         f"held out: {figures}{no_plot}",
         f"expected gain over plain decoding at temperature 1: {document['gain_before']:.2f} times before, "
         f"{document['gain']:.2f} times now, where the time is that of reading weights; `draftwood plan` measures it",

@@ -284,22 +284,29 @@ class ExitRun(TrainingRun):
         """What it takes to draft so many tokens, in forwards of the target."""
         return tokens * self.cost
 
+    def stalled(self, patience: int | None) -> bool:
+        """Whether held-out acceptance did not rise in the last `patience` measurements; None: never."""
+        rates = [point["acceptance"] for point in self.progress.curve]
+        return patience is not None and len(rates) > patience and max(rates[-patience:]) <= max(rates[:-patience])
+
     def train(
-        self, save_every: int, measure_every: int, stored: torch.dtype
+        self, save_every: int, measure_every: int, stored: torch.dtype, patience: int | None = None
     ) -> Generator[dict[str, float], None, None]:
         """Steps up to the last, each with its figures and, where there are any, the held-out ones.
 
-        Saves every `save_every` steps, every two minutes, and when it is interrupted or given up.
+        Saves every `save_every` steps, every two minutes, and when it is interrupted or given up. With `patience` it
+        ends where it has `stalled`.
         """
         progress, saved, due = self.progress, self.progress.step, time.monotonic() + SAVE_SECONDS
         if not progress.curve:
             self.measure()
         try:
-            while not self.done:
+            while not self.done and not self.stalled(patience):
                 figures = self.step()
                 if progress.step % measure_every == 0 or self.done:
                     figures |= {f"held_out/{name}": value for name, value in self.measure().items()}
-                if progress.step % save_every == 0 or self.done or time.monotonic() > due:
+                ends = self.done or self.stalled(patience)
+                if progress.step % save_every == 0 or ends or time.monotonic() > due:
                     self.save(stored)
                     saved, due = progress.step, time.monotonic() + SAVE_SECONDS
                 yield figures

@@ -94,17 +94,18 @@ def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, 
         keep_freed_memory()
     run = make()
     rank, began, progress = run.rank, run.progress.step, run.progress
-    with closing(run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store))) as steps:
+    stored = getattr(torch, saving.store)
+    with closing(run.train(saving.save_every, saving.measure_every, stored, saving.patience)) as steps:
         for figures in steps:
             if not rank.number:
                 yield StepReport(progress.step, figures, progress.curve[-1])
     if rank.count > 1:
         torch.distributed.destroy_process_group()
     if not rank.number:
-        yield StepReport(progress.step, {}, progress.curve[-1], _finished(run, began))
+        yield StepReport(progress.step, {}, progress.curve[-1], _finished(run, began, saving))
 
 
-def _finished(run: ExitRun, began: int) -> dict[str, Any]:
+def _finished(run: ExitRun, began: int, saving: Saving) -> dict[str, Any]:
     """The results of a run that is over; its curve is written and drawn."""
     out, curve = run.out, run.progress.curve
     (out / "curve.json").write_text(json.dumps(curve, indent=1) + "\n", "utf-8")
@@ -116,6 +117,7 @@ def _finished(run: ExitRun, began: int) -> dict[str, Any]:
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,
         "new": run.progress.step - began,
+        "stopped_early": not run.done and run.stalled(saving.patience),
         "tokens": run.progress.tokens,
         "seconds": run.progress.seconds,
         "gain_before": curve[0].get("gain", 1.0),

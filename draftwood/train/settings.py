@@ -126,7 +126,7 @@ class TextSource(BaseModel):
 
 
 class Saving(BaseModel):
-    """Intervals of measuring and saving a run, and the dtype of saved weights."""
+    """Intervals of measuring and saving a run, its early end, and the dtype of saved weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
@@ -137,6 +137,11 @@ class Saving(BaseModel):
     )
     save_every: Count = Field(default=100, description="Steps between saves.")
     measure_every: Count = Field(default=100, description="Steps between measurements.")
+    patience: Count | None = Field(
+        default=None,
+        description="Stop early after N measurements in which held-out acceptance did not rise.",
+        json_schema_extra={"usual": "never"},
+    )
 
 
 class WritingSettings(BaseModel):

@@ -70,6 +70,21 @@ def test_acceptance_counts_unknown_tokens_as_rejected(tmp_path: Path) -> None:
     assert point["acceptance"] == pytest.approx(float(wanted.detach()), rel=1e-4)
 
 
+def test_it_ends_where_held_out_acceptance_no_longer_rises(tmp_path: Path) -> None:
+    job = run(tmp_path, steps=40)
+    rates = iter([0.1, 0.3, 0.2, 0.3, 0.9])
+
+    def measure() -> dict[str, float]:
+        job.progress.curve.append({"step": float(job.progress.step), "acceptance": next(rates)})
+        return job.progress.curve[-1]
+
+    job.measure = measure  # type: ignore[assignment, method-assign]
+    list(job.train(100, 2, torch.float32, patience=2))
+    assert job.progress.step == 6 and not job.done and job.stalled(2) and not job.stalled(3) and not job.stalled(None)
+    again = run(tmp_path, steps=40)  # what was saved at the end, and is at its end
+    assert again.progress.step == 6 and not list(again.train(100, 2, torch.float32, patience=2))
+
+
 def test_layers_are_chosen_and_training_helps(tmp_path: Path) -> None:
     assert layer_sets(30, 6) == [[0, 6, 12, 17, 23, 29], [0, 1, 2, 27, 28, 29], [0, 1, 2, 3, 4, 29]]
     assert layer_sets(3, 1) == [[0], [2]]

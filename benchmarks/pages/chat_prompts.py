@@ -1,0 +1,61 @@
+"""The section of docs/results.md on answers of a real model, with what was trained for it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.kinds.chat_prompts import ALL
+from benchmarks.kinds.files import THEIRS
+from benchmarks.pages.tables import documents, frame, markdown, pivoted, sources, span, times, value
+
+KINDS = ("chat", "maths", "code", "summary", ALL)
+
+
+def section() -> str:
+    """A table for single answers and one for beams; empty where nothing was measured."""
+    if not documents("chat-prompts"):
+        return ""
+    speed = frame("chat-prompts", "speed")
+    default = speed[speed["arm"] == "default"]
+    kinds, over_all = default[default["kind"] != ALL], default[default["kind"] == ALL]
+    return f"""## A real model with what was trained for it
+
+SmolLM2-135M-Instruct in the bits of its file answers messages that nothing was trained on, alone, prompts included:
+tokens per second and, in parentheses, over plain decoding, tau, and the share of drafts accepted. The default finds the
+EAGLE head beside the file. llama.cpp answers the same prompts, its ratio is to our plain decoding.
+
+{table(speed)}
+
+By kind of text the default is {span(kinds["speed_up"])} times as fast as plain decoding, over all
+{span(over_all["speed_up"])} times.
+
+{sources("chat-prompts")}{beams()}"""
+
+
+def beams() -> str:
+    """Four beams with drafts over four without."""
+    if not documents("chat-beams"):
+        return ""
+    return f"""
+
+Four beams in the same way, over beam search and beam sampling without drafts:
+
+{table(frame("chat-beams", "speed"))}
+
+{sources("chat-beams")}"""
+
+
+def table(rows: pd.DataFrame) -> str:
+    """A row for each run and arm, a column for each kind of text."""
+    rows = rows.assign(cell=[cell(row) for row in rows.to_dict("records")], T=rows["temperature"].map("{:g}".format))
+    wide = pivoted(rows, ["run", "T", "arm"], "kind")
+    return markdown(wide[["run", "T", "arm", *(kind for kind in KINDS if kind in wide)]])
+
+
+def cell(row: dict[str, object]) -> str:
+    """Tokens per second, the ratio, tau and acceptance."""
+    tau, accepted = value(row.get("tau")), value(row.get("acceptance"))
+    parts = [times(row["speed_up"])]
+    parts += [f"{tau:.2f}"] if tau == tau and not str(row["arm"]).startswith(THEIRS) else []
+    parts += [f"{accepted:.0%}"] if accepted == accepted else []
+    return f"{value(row['tokens_per_second']):.0f} ({', '.join(parts)})"
