@@ -15,7 +15,7 @@ if [ "${1:-}" = --dry-run ]; then
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
     options="--pair embedded --dtype bfloat16 --device cpu --items 2 --seeds 1 --max-new-tokens 4 --steps 2"
-    tests=--collect-only minutes=1
+    tests=--collect-only minutes=7
 else
     "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
         { echo "error: PyTorch sees no CUDA device; try benchmarks/gpu.sh --dry-run" >&2; exit 2; }

@@ -287,6 +287,10 @@ class Study:
         except KeyboardInterrupt:
             if not self.over:
                 raise
+            if not records_of(self.out / name):
+                raise ConfigurationError(
+                    f"no run of {name} was made in time; call again, or with more --minutes"
+                ) from None
             summary = summary_of(self.out / name)
             self.note(f"{name}: {summary['runs']['made']} of {summary['runs']['expected']} runs were made in time.")
             return summary
