@@ -36,12 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Names of tests are the same in every process: workers compare them, and one that holds an address differs.
     """
-    groups: dict[tuple[Path, str], list[pytest.Item]] = {}
+    groups: dict[tuple[Path, str, int], list[pytest.Item]] = {}
     for item in items:
-        if "some" in item.keywords and "slow" not in item.keywords:
-            groups.setdefault((item.path, item.name.split("[")[0]), []).append(item)
-    for cases in groups.values():
-        count = next(cases[0].iter_markers("some")).args[0]
+        marker = item.get_closest_marker("some")  # a keyword of that name may be a file's or a test's
+        if marker is not None and item.get_closest_marker("slow") is None:
+            groups.setdefault((item.path, item.name.split("[")[0], marker.args[0]), []).append(item)
+    for (_, _, count), cases in groups.items():
         kept = {index * len(cases) // count for index in range(count)}
         for index in set(range(len(cases))) - kept:
             cases[index].add_marker("slow")
