@@ -19,8 +19,9 @@ import torch
 from tabular import TabularExit, TabularHead, random_heads
 
 from draftwood import TabularModel, load
+from draftwood.certify.tables import StandInBlock
 from draftwood.cli.main import run
-from draftwood.models.heads import eagle, medusa, mtp, skip
+from draftwood.models.heads import dflash, eagle, medusa, mtp, skip
 from draftwood.models.heads import exit as exits
 from recipes import real_models
 
@@ -148,7 +149,7 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts for tabular targets, each a table of its own: skipped sublayers, Medusa heads, an exit, an EAGLE head."""
+    """Parts for tabular targets, each a table of its own: skipped sublayers, heads of all kinds, an exit."""
 
     def skipping(target: TabularModel, skipped: object) -> TabularModel:
         part = TabularModel.random(target.vocab_size, seed=99)
@@ -163,10 +164,15 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def eagle_of(vocab: int) -> TabularModel:
         return TabularHead.random(vocab, seed=12, n_layers=2)
 
+    @cache
+    def block_of(vocab: int) -> TabularModel:
+        return StandInBlock(TabularModel.random(vocab, seed=12, n_layers=2))
+
     monkeypatch.setattr(skip, "skipping", skipping)
     monkeypatch.setattr(medusa, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
     monkeypatch.setattr(exits, "find", lambda target, where: exit_of(target.vocab_size))
     monkeypatch.setattr(eagle, "find", lambda target, where: eagle_of(target.vocab_size))
+    monkeypatch.setattr(dflash, "find", lambda target, where: block_of(target.vocab_size))
     monkeypatch.setattr(mtp, "find", lambda target: eagle_of(target.vocab_size))
 
 

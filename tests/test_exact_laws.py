@@ -82,9 +82,18 @@ CASES = [
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 0, 3, 3, ALWAYS),
     *(
         Case({"name": "mcsd", "drafter": drafter, "tree": [2, 1]}, 0, 3, 3)
-        for drafter in ("eagle", "mtp", "skip", "lookup")
+        for drafter in ("eagle", "mtp", "dflash", "skip", "lookup")
     ),
     Case({"name": "mcsd", "drafter": "lookup", "tree": [2, 1], "verify": "rejection"}, 0, 3, 4, ALWAYS),
+    # blocks
+    Case({"name": "dflash", "gamma": 2}, 0, 3, 4),
+    Case({"name": "dflash"}, 0, 2, 4),
+    Case({"name": "dflash", "gamma": 2, "verify": "rejection"}, 0, 3, 4, ALWAYS),
+    Case({"name": "dflash", "gamma": 2, "lookup": True}, 0, 3, 3),
+    Case({"name": "dflash", "width": 2, "gamma": 2, "least": 0.0}, 0, 3, 3),
+    Case({"name": "dflash", "width": 3, "gamma": 2, "nodes": 4, "least": 0.1}, 0, 3, 4, ALWAYS),
+    Case({"name": "dflash", "width": 3, "gamma": 3, "drafts": "best"}, 0, 3, 4),
+    Case({"name": "dflash", "gamma": 2, "depth": "beta-ts"}, 0, 3, 3),
     # EAGLE heads
     Case({"name": "eagle", "gamma": 2}, 0, 3, 4),
     Case({"name": "mtp", "gamma": 2}, 0, 3, 4),
@@ -136,13 +145,15 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "eagle": {"name": "eagle", "gamma": 4},
     "eagle-tree": {"name": "eagle", "width": 3, "gamma": 3, "nodes": 8, "least": 0.0},
     "eagle-confident": {"name": "eagle", "width": 4, "gamma": 4, "least": 0.1},
+    "dflash": {"name": "dflash"},
+    "dflash-tree": {"name": "dflash", "width": 3, "nodes": 8, "least": 0.0},
     "eagle-best": {"name": "eagle", "width": 3, "gamma": 3, "drafts": "best"},
 }
-FEW = [("eesd", 4), ("eesd-tree", 1), ("eagle", 4), ("eagle-tree", 4)]
+FEW = [("eesd", 4), ("eesd-tree", 1), ("eagle", 4), ("eagle-tree", 4), ("dflash-tree", 4)]
 MANY = [
     *((name, verify, 4) for name in ("self-spec", "medusa") for verify in ("rejection", "coupled")),
     *((name, "traversal", 1) for name in ("eesd", "eesd-tree")),
-    *((name, "traversal", 4) for name in ("eesd-iid", "exit-mcsd", "eagle-confident", "eagle-best")),
+    *((name, "traversal", 4) for name in ("eesd-iid", "exit-mcsd", "eagle-confident", "eagle-best", "dflash")),
 ]
 
 

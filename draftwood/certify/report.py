@@ -260,6 +260,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {"name": "eagle", "lookup": True},
     {"name": "eagle", "width": 3},
     {"name": "eagle", "width": 3, "drafts": "best"},
+    {"name": "dflash", "width": 3},
 )
 
 

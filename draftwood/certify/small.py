@@ -27,7 +27,15 @@ from draftwood.certify.laws import (
 )
 from draftwood.certify.references import BeamLaw, Output, exact_law, slow_beam_search
 from draftwood.certify.rules import Tally
-from draftwood.certify.tables import PROMPT, Exit, SkippedTarget, StandInHead, StandInHeads, in_other_tokens
+from draftwood.certify.tables import (
+    PROMPT,
+    Exit,
+    SkippedTarget,
+    StandInBlock,
+    StandInHead,
+    StandInHeads,
+    in_other_tokens,
+)
 from draftwood.core.records import Round
 from draftwood.depth import Auto
 from draftwood.engine.engine import Engine, prepare
@@ -36,7 +44,7 @@ from draftwood.engine.request import Options
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth, PlainBeamSearch
-from draftwood.methods.self_drafting import SelfSpeculative, StateHeadMethod
+from draftwood.methods.self_drafting import DFlash, SelfSpeculative, StateHeadMethod
 from draftwood.models.base import CausalModel
 from draftwood.models.tabular import TabularModel
 from draftwood.sampling.params import SamplingParams
@@ -132,6 +140,8 @@ class Case:
 
     def _stand_in(self) -> CausalModel:
         """Heads, an exit, or a part of the target."""
+        if isinstance(self.method, DFlash) or self._drafter == "dflash":
+            return StandInBlock(self._random(9))
         if isinstance(self.method, StateHeadMethod) or self._drafter in ("eagle", "mtp"):
             return StandInHead(self._random(9), self.prompt)
         if "heads" in type(self.method).model_fields:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
+from draftwood.models.heads.block_head import wanted_rows
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.tabular import TabularModel
@@ -24,6 +25,7 @@ PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; 
 VOCAB = 5  # of windows
 CERTAIN_TOKENS = (1, 2, 3, 4)  # what is certain there, place by place
 EXTRA_WEIGHT = 0.3  # of a token that a draft has alone, of its likeliest token's
+MASK = 1  # what stands for a token that is not known, in a block
 DRAFT_DECAY = 0.4  # of a draft's chances there, from one token to the next
 
 
@@ -72,6 +74,35 @@ class StandInHead(TabularModel):
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         return super().forward(replace(batch, hidden=None), cache)
+
+
+class StandInBlock(TabularModel):
+    """In the place of a head that drafts blocks: place k answers as an unrelated model does behind k masks.
+
+    Tokens of context are read from the target's states, which carry them.
+    """
+
+    reads, states, before, block = (1,), 1, 0, 4
+
+    def __init__(self, model: TabularModel) -> None:
+        self.count = self.block - 1
+        super().__init__(model.law, self.count * model.vocab_size, n_layers=model.n_layers)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        assert batch.hidden is not None
+        rows = wanted_rows(batch)
+        hidden = batch.hidden.clone()
+        hidden[rows, 0] = batch.tokens[rows].to(hidden.dtype)
+        segments, first = [], 0
+        for segment in batch.segments:
+            paths = [path[: -self.block + 1] if first + i in rows else path for i, path in enumerate(segment.paths)]
+            segments.append(replace(segment, paths=paths))
+            first += len(segment)
+        made = replace(batch, hidden=hidden, segments=segments)
+        return super().forward(made, cache)
+
+    def _log_law(self, prefix: tuple[int, ...]) -> Tensor:
+        return torch.cat([super(StandInBlock, self)._log_law((*prefix, *(MASK,) * k)) for k in range(self.count)])
 
 
 def in_other_tokens(model: TabularModel) -> OtherVocabulary:

@@ -18,7 +18,7 @@ class Load:
     `draft(rows)` and `verify(rows)` are the seconds of a drafted layer and of a target pass over so many rows, of all
     requests together. Of the requests, `drafting` decide like this one, which is among them; `others` do not, and have
     `rows` rows in the target pass. The draft models take `behind()` seconds to read what they have not seen before they
-    can draft, and `left()` tokens may still come.
+    can draft, and `left()` tokens may still come. With `one_pass` the first layer's time is that of all.
     """
 
     draft: Callable[[int], float] = lambda rows: NOMINAL_RATIO
@@ -28,6 +28,7 @@ class Load:
     rows: int = 0
     behind: Callable[[], float] = lambda: 0.0
     left: Callable[[], int] = lambda: 1 << 30
+    one_pass: bool = False
 
     counts: tuple[int, int, int] = field(init=False)  # (drafting, others, rows)
 
@@ -42,17 +43,18 @@ class Load:
     def steps(self, layers: Sequence[int]) -> tuple[list[float], list[float]]:
         """Seconds of drafting and of verifying, per request that drafts, where each drafts 0, 1, ... of `layers`.
 
-        `layers` are the rows of each layer. A layer takes a forward over the layer before it, the first over the root.
+        `layers` are the rows of each layer. A layer takes a forward over the layer before it, the first over the root;
+        with `one_pass` only that.
         """
         n, before = self.drafting, 1
         layer, verified = self.draft(n), n + self.rows
         drafts, passes = [0.0], [self.verify(verified) / n]
         for i, rows in enumerate(layers):
             above = layers[i - 1] if i else 1
-            if above != before:
+            if above != before and not self.one_pass:
                 layer, before = self.draft(n * above), above
             verified += n * rows
-            drafts.append(drafts[-1] + layer / n)
+            drafts.append(layer / n if self.one_pass else drafts[-1] + layer / n)
             passes.append(self.verify(verified) / n)
         return drafts, passes
 

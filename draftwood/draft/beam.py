@@ -17,6 +17,7 @@ from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import MOST_FORCED, Drafter, Drafting, Proposer, Source
+from draftwood.draft.blocks import BlockSource
 from draftwood.draft.shared import SharedSession
 from draftwood.sampling.distributions import Distributions
 from draftwood.verify.beam_search import BeamSearch
@@ -127,8 +128,12 @@ class BeamDrafter(Drafter):
                 self._after[root] = parent if parent != TRUNK else trunk_node(len(forest.trunk) - 1), weight[before]
 
     def _unknown(self, forest: Forest) -> list[int]:
-        """Parents whose draft logits are needed to weigh the roots; none where a run would undo what was verified."""
-        if self.root_weights == "target" or len(forest.roots) == 1 or isinstance(self.source, SharedSession):
+        """Parents whose draft logits are needed to weigh the roots; none where a run would undo what was verified.
+
+        Nor where drafts hang below roots alone.
+        """
+        without = isinstance(self.source, SharedSession | BlockSource)
+        if self.root_weights == "target" or len(forest.roots) == 1 or without:
             return []
         return list(dict.fromkeys(parent for parent, _ in self._after.values()))
 

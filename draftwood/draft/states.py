@@ -10,23 +10,19 @@ verified tokens. That holds for the nodes of beams too, which are verified but n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
-from draftwood.depth import DepthController
-from draftwood.draft.base import Drafter, Drafting, Proposer, Source
-from draftwood.draft.shared import SharedSession
-from draftwood.draft.suffix import EarlierAnswers
+from draftwood.draft.base import Drafting, Source
 from draftwood.models.base import Segment
 from draftwood.runtime.session import EVICTED, Answer, Job, LayerOutputs, Row, Run, Session
-from draftwood.sampling.distributions import Distributions
 
 
 @dataclass(slots=True)
@@ -47,19 +43,32 @@ class StateSource(Source):
     )  # with nodes' new names
     _done: int = field(init=False, default=0)  # leading tokens of the trunk whose states are not needed any more
 
-    before: ClassVar[int] = 0
+    @property
+    def before(self) -> int:
+        """How many places before a token lies the state that is read at it."""
+        return int(getattr(self.reader.model, "before", 0))
 
     @property
     def context(self) -> int:
         return min(self.target.context, self.reader.context)
 
+    def begin(self, forest: Forest) -> None:
+        """A round begins."""
+        return None
+
     @abstractmethod
     def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
         """The states that the reader reads at some nodes, and at all nodes before them that it has not seen."""
 
-    @abstractmethod
     def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
-        """Have the target compute states that are needed for some nodes, as far as they are not known."""
+        """Have the target compute states that are needed for some nodes, as far as they are not known.
+
+        Those of verified tokens alone are needed.
+        """
+        if cells := self.missing(len(forest.trunk)):
+            answer = yield Run(self.target, forest, cells, logits=False, hidden=self.reads)
+            states = torch.cat([answer.hidden[layer] for layer in self.reads], -1)
+            self._trunk.update(zip(cells, states, strict=True))
 
     def ask(self, forest: Forest, nodes: Sequence[int], hidden: tuple[int, ...]) -> Generator[Run, Answer, Answer]:
         """A run of the reader, and before it of the target where a state is missing.
@@ -151,10 +160,12 @@ class ExitSource(StateSource):
 
 @dataclass(slots=True, eq=False)
 class HeadSession(Session):
-    """A session of a head: no state comes before the first token of all, so that no other one sees it."""
+    """A session of a head. Where it reads states of tokens before, there is none for the first, which no other sees."""
 
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
         job = Session.job(self, run, rows, start, stop)
+        if not getattr(self.model, "before", 1):
+            return job
         of = job.segment
         seen = [max(0, count - 1) for count in of.seen]
         paths = [path or (() if see else (slot,)) for slot, see, path in zip(of.slots, seen, of.paths, strict=True)]
@@ -172,8 +183,6 @@ class HeadSource(StateSource):
 
     _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [W] what the head made of it
     _right: set[int] = field(init=False, default_factory=set)  # nodes that were read with the target's states
-
-    before: ClassVar[int] = 1
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] after each node, those behind verified tokens first, then layer by layer."""
@@ -226,66 +235,9 @@ class HeadSource(StateSource):
                 node = parent
         return given
 
-    def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
-        """Have the target read verified tokens, whose states alone are needed."""
-        if cells := self.missing(len(forest.trunk)):
-            answer = yield Run(self.target, forest, cells, logits=False, hidden=self.reads)
-            states = torch.cat([answer.hidden[layer] for layer in self.reads], -1)
-            self._trunk.update(zip(cells, states, strict=True))
-
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance`: rows that had the target's states stay, as the root's; those that had own ones go."""
         right, self._own = self._right, {}
         joined = list(takewhile(right.__contains__, trunk))
         self.reader.commit(joined, [node if node in right else TRUNK for node in kept], forest)
         self._right = {new for new, node in enumerate(kept) if node in right}
-
-
-@dataclass(slots=True)
-class StateDrafter(Drafter):
-    """Any drafter that drafts from states of the target."""
-
-    drafter: Drafter
-    source: StateSource
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return self.drafter.needs
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return self.source.reads
-
-    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
-        if len(forest.trunk) < self.source.before:  # there is nothing to read
-            limit = 0
-        yield from self.drafter.draft(forest, depth, limit, propose)
-
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
-        self.source.take(trunk, kept, forest, target.read)
-        self.drafter.commit(trunk, kept, forest, target)
-
-    def lacks(self, forest: Forest) -> int:
-        return self.source.lacks()
-
-    def share(self, earlier: EarlierAnswers) -> None:
-        self.drafter.share(earlier)
-
-    def finish(self, forest: Forest) -> None:
-        self.drafter.finish(forest)
-
-
-def source_of(session: Session, target: Session) -> Source:
-    """Draft logits of the model of `session`: a head or an exit over the target's states, or any other model."""
-    reads, layers = (getattr(session.model, name, None) for name in ("reads", "layers"))
-    if reads is not None:
-        return HeadSource(target, session, tuple(reads))
-    if isinstance(layers, int) and not isinstance(session, SharedSession):
-        return ExitSource(target, session, (layers,))
-    return session
-
-
-def drafting(make: Callable[[Source], Drafter], session: Session, target: Session) -> Drafter:
-    """The drafter that `make` makes of a session's `source_of`."""
-    source = source_of(session, target)
-    return StateDrafter(make(source), source) if isinstance(source, StateSource) else make(source)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import EarlierAnswers, HeadSession, SharedSession, TranslatedSession
+from draftwood.draft import BlockSession, EarlierAnswers, HeadSession, SharedSession, TranslatedSession
 from draftwood.engine.decode import rounds
 from draftwood.engine.generation import Generation
 from draftwood.engine.load_estimate import LoadEstimate
@@ -127,7 +127,8 @@ class GenerationBuilder:
                 model, self.cache(model), "draft", self.scheduler.prefixes, words=words, target=target
             )
         if hasattr(model, "reads"):
-            return HeadSession(model, self.cache(model), "draft", self.scheduler.prefixes)
+            kind = BlockSession if hasattr(model, "block") else HeadSession
+            return kind(model, self.cache(model), "draft", self.scheduler.prefixes)
         return Session(model, self.cache(model), "draft", self.scheduler.prefixes)
 
     def _ending(self, request: Request) -> Ending:

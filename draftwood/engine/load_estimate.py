@@ -55,6 +55,7 @@ class LoadEstimate:
             rows,
             self.catch_up_seconds,
             self.tokens_left,
+            self._one_pass,
         )
 
     def _nominal(self) -> Load:
@@ -67,7 +68,13 @@ class LoadEstimate:
             lambda rows: verify.seconds(rows, 1),
             behind=lambda: self._unread_seconds(drafts),
             left=self.tokens_left,
+            one_pass=self._one_pass,
         )
+
+    @property
+    def _one_pass(self) -> bool:
+        """Whether one pass drafts all layers."""
+        return any(hasattr(session.model, "block") for session in self._drafts)
 
     def _all_curves(self, costs: Costs, drafts: Costs) -> tuple[Curve, ...]:
         """The curve of the target, from `costs`, and those of the models and layers that draft, from `drafts`."""

@@ -25,7 +25,7 @@ from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import eagle, foreign_heads, medusa, pruned
+from draftwood.models.heads import dflash, eagle, foreign_heads, medusa, pruned
 from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers m
 log = logging.getLogger(__name__)
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
-HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa, "draft": pruned}
+HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa, "draft": pruned, "dflash": dflash}
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
@@ -69,10 +69,10 @@ def load(
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). Where no draft is named,
     one in the directory draft/ next to the target's weights is loaded; [] is none. A draft may be an
-    EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
-    defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and is as
-    exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model object, run
-    through transformers (extra hf), whose fast tokenizers are taken too.
+    EAGLE-3 or DFlash head in the format of `speculators` or of its authors, or Medusa heads, trained for the target.
+    `device` defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and
+    is as exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model
+    object, run through transformers (extra hf), whose fast tokenizers are taken too.
 
     `engine.generation_config` is how the target's makers draw tokens, where its checkpoint says so; give it as
     `sampling` to follow it.

@@ -2,7 +2,7 @@
 
 from draftwood.methods.base import METHODS, Method, Parts
 from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
-from draftwood.methods.self_drafting import Eagle, EarlyExit, Medusa, MultiTokenPrediction, SelfSpeculative
+from draftwood.methods.self_drafting import DFlash, Eagle, EarlyExit, Medusa, MultiTokenPrediction, SelfSpeculative
 from draftwood.methods.sequences import (
     Autoregressive,
     Fork,
@@ -26,6 +26,7 @@ METHODS.update(
         Medusa,
         Eagle,
         MultiTokenPrediction,
+        DFlash,
         Lookup,
         PlainBeamSampling,
         DynamicWidth,
@@ -37,6 +38,7 @@ METHODS.update(
 __all__ = [
     "METHODS",
     "Autoregressive",
+    "DFlash",
     "DynamicWidth",
     "Eagle",
     "EarlyExit",

@@ -23,6 +23,7 @@ COMPANIONS: dict[
     "mtp": {"name": "mtp", **MIXED},
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
     "eagle": {"name": "eagle", **MIXED},
+    "dflash": {"name": "dflash", **MIXED},
     "heads": {"name": "medusa"},
     "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
 }
@@ -30,7 +31,7 @@ COMPANIONS: dict[
 
 def trained_head(model: CausalModel) -> str | None:
     """The kind of trained heads that a loaded draft is, a key of `COMPANIONS`; None: a draft model."""
-    return "heads" if isinstance(model, Heads) else "eagle" if hasattr(model, "reads") else None
+    return "heads" if isinstance(model, Heads) else getattr(model, "head_kind", None)
 
 
 def comes_with(target: CausalModel, kind: str) -> bool:

@@ -14,10 +14,10 @@ from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, spa
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Chain, Depth, Mixed, Widths, check_rows, controller, listed
 from draftwood.methods.sequences import LOSSLESS, RULES, DrawnMethod, OneHypothesis, suffix_lookup
-from draftwood.methods.sources import Exit, Head, Skip, eagle_heads, skipped_target
+from draftwood.methods.sources import BlockHead, Exit, Head, Skip, heads_of, skipped_target
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import dflash, eagle, medusa, mtp
 from draftwood.models.heads import exit as exits
-from draftwood.models.heads import medusa, mtp
 from draftwood.models.heads.skip import Skipped
 from draftwood.runtime.session import Session
 from draftwood.verify import GreedyText, Typical, Verifier
@@ -259,7 +259,7 @@ class Eagle(StateHeadMethod):
         return "eagle", self.head
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        return eagle_heads(target, self.head, drafts)
+        return heads_of(eagle, target, self.head, drafts)
 
 
 class MultiTokenPrediction(StateHeadMethod):
@@ -278,3 +278,28 @@ class MultiTokenPrediction(StateHeadMethod):
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         return [mtp.find(target)]
+
+
+class DFlash(StateHeadMethod):
+    """DFlash (Chen et al. 2026): a small head drafts a block of tokens in one pass from the target's states.
+
+    Each place of a block has a distribution of its own, which does not see what is drafted before it; so a chain or a
+    tree costs one pass, and with `width` above 1 a tree has the paths of largest product of their chances. Heads in the
+    format of `speculators` or of its authors are loaded as a draft (`--draft`); `draftwood train dflash` makes one.
+    """
+
+    name = "dflash"
+    summary = "a chain or confidence tree from a trained head that drafts a block in one pass"
+
+    gamma: Annotated[
+        int | None,
+        Field(ge=0, le=64, description="draft tokens per round, at most those of a block; null: all"),
+    ] = 16
+    block: BlockHead = None
+
+    @property
+    def drafts_from(self) -> object:
+        return "dflash", self.block
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return heads_of(dflash, target, self.block, drafts)

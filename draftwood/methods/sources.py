@@ -1,10 +1,10 @@
-"""Where drafts come from: a draft model, an exit, a head, the target with sublayers skipped, n-grams of the text."""
+"""Where drafts come from: a draft model, an exit, a head, the target with sublayers skipped, n-grams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method
 from draftwood.models.base import CausalModel
-from draftwood.models.heads import eagle, mtp, skip
+from draftwood.models.heads import dflash, eagle, mtp, skip
 from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
@@ -30,6 +30,14 @@ Head = Annotated[
         description="directory of the target's head; null: one given as a draft, else that next to its weights",
     ),
 ]
+BlockHead = Annotated[
+    str | None,
+    FILE,
+    Field(
+        min_length=1,
+        description="directory of the target's DFlash head; null: one given as a draft, else that next to its weights",
+    ),
+]
 Skip = Annotated[
     str | None,
     FILE,
@@ -37,10 +45,13 @@ Skip = Annotated[
 ]
 
 
-def eagle_heads(target: CausalModel, head: str | None, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-    """The head of a directory; None: the one that was loaded as a draft, else the one next to the target's weights."""
-    given = [model for model in drafts if hasattr(model, "reads")]
-    return given[:1] if given and head is None else [eagle.find(target, head)]
+def heads_of(files: Any, target: CausalModel, head: str | None, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+    """The head of a directory, of the kind that the module `files` reads.
+
+    None: the one that was loaded as a draft, else the one next to the target's weights.
+    """
+    given = [model for model in drafts if getattr(model, "head_kind", None) == files.KIND]
+    return given[:1] if given and head is None else [files.find(target, head)]
 
 
 def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped | None = None) -> CausalModel:
@@ -51,15 +62,21 @@ def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped 
 class SourcedMethod(Method):
     """A method that drafts from whatever has draft logits after a node (`draft.base.Source`)."""
 
-    FROM: ClassVar[dict[str, str]] = {"exit": "exit", "eagle": "head", "skip": "skip"}  # drafter -> option of its file
+    FROM: ClassVar[dict[str, str]] = {  # drafter -> option of its file
+        "exit": "exit",
+        "eagle": "head",
+        "dflash": "block",
+        "skip": "skip",
+    }
 
-    drafter: Literal["model", "exit", "eagle", "mtp", "skip", "lookup"] = Field(
+    drafter: Literal["model", "exit", "eagle", "mtp", "dflash", "skip", "lookup"] = Field(
         default="model",
-        description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction, or "
-        "itself with sublayers skipped; or counts of n-grams in the text",
+        description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction, a "
+        "DFlash head, or itself with sublayers skipped; or counts of n-grams in the text",
     )
     exit: Exit = None
     head: Head = None
+    block: BlockHead = None
     skip: Skip = None
 
     @model_validator(mode="after")
@@ -98,7 +115,9 @@ class SourcedMethod(Method):
         if self.drafter == "exit":
             return [exits.find(target, self.exit)]
         if self.drafter == "eagle":
-            return eagle_heads(target, self.head, drafts)
+            return heads_of(eagle, target, self.head, drafts)
+        if self.drafter == "dflash":
+            return heads_of(dflash, target, self.block, drafts)
         if self.drafter == "mtp":
             return [mtp.find(target)]
         if self.drafter == "skip":

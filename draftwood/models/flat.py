@@ -90,11 +90,15 @@ class CachedKV:
     index: Tensor  # [N * kv_heads] rows of both planes that are written
     states: StateStore | None = None
 
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
+    def write(self, k: Tensor | None, v: Tensor | None) -> None:
+        """Store keys and values [1, N, kv_heads, D] of N rows."""
         for plane, values in enumerate((k, v), self.first_plane):
             if values is not None:
                 stored, width = self.cache.planes[plane], values.shape[-1]
                 stored.index_copy_(0, self.index, to_rows(values.reshape(-1, width), stored.dtype))
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, meta: AttentionMetadata, scores: Scores) -> Tensor:
+        self.write(k, v)
         rows = q[0] if meta.query_rows is None else q[0, meta.query_rows]
         parts: list[Tensor] = []
         for group in meta.groups:

@@ -50,14 +50,19 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "eagle", "gamma": 2},
     {"name": "eagle", "width": 2, "gamma": 2},
     {"name": "mtp", "gamma": 2},
+    {"name": "dflash", "gamma": 2},
+    {"name": "dflash", "width": 2, "gamma": 2},
 ]
 MORE_OPTIONS: list[dict[str, Any]] = [
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
     *(
         {"name": "dsbd", "drafter": each, "draft_width": 3, "gamma": 2}
-        for each in ("exit", "eagle", "mtp", "skip", "lookup")
+        for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
     ),
-    *({"name": "speculative-beam-search", "drafter": each} for each in ("exit", "eagle", "mtp", "skip", "lookup")),
+    *(
+        {"name": "speculative-beam-search", "drafter": each}
+        for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
+    ),
     {"name": "lookup", "drafts": "drawn", "gamma": 2},
     {"name": "speculative", "gamma": 3},
     {"name": "specinfer", "expansion": [2, 1]},

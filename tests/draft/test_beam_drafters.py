@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import config, says, write
-from every_method import EAGLE, EXIT, engine, shortage
+from every_method import BLOCK, EAGLE, EXIT, engine, shortage
 from greedy_reference import prompt_of
 from native_library import needs_native
 from small_decoder import decoder
@@ -25,7 +25,7 @@ from draftwood.draft import HeadSource, NgramSource
 from draftwood.models.heads import eagle
 from draftwood.runtime.session import Answer, Run
 
-DRAFTERS = ("exit", "eagle", "skip", "lookup")
+DRAFTERS = ("exit", "eagle", "dflash", "skip", "lookup")
 SEARCH: dict[str, Any] = {"width": 3, "n_best": 3, "length_penalty": 0.5}
 
 
@@ -86,7 +86,7 @@ def hypotheses(result: GenerationResult) -> list[tuple[list[int], float, list[fl
 
 def drafting_engine(method: dict[str, Any]) -> Engine:
     ours = engine()
-    models = {"exit": EXIT, "eagle": EAGLE}
+    models = {"exit": EXIT, "eagle": EAGLE, "dflash": BLOCK}
     if method["drafter"] in models:
         ours.set_draft_models(method, [models[method["drafter"]]])
     return ours
@@ -221,5 +221,5 @@ def test_bad_options_are_refused() -> None:
     for option, drafter in (("exit", "exit"), ("head", "eagle"), ("skip", "skip")):
         with pytest.raises(ConfigurationError, match=f"but drafter is lookup; say drafter={drafter}"):
             Method.parse({"name": "dsbd", "drafter": "lookup", option: "somewhere"})
-    with pytest.raises(ConfigurationError, match=r"needs a draft model.*drafter=exit, eagle, mtp, skip or lookup"):
+    with pytest.raises(ConfigurationError, match=r"needs a draft.*drafter=exit, eagle, mtp, dflash, skip or lookup"):
         Engine(decoder(3)).generate([1, 2], {"name": "speculative-beam-search"}, max_new_tokens=2)

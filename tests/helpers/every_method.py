@@ -14,6 +14,7 @@ from draftwood import Engine
 from draftwood.engine.generation import Generation
 from draftwood.errors import OutOfMemory
 from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
@@ -21,7 +22,8 @@ from draftwood.runtime.task import Task
 
 TARGET, DRAFT = decoder(1), decoder(2)
 EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
-for model in (TARGET, DRAFT, EXIT, EAGLE):  # held so, a row's bits do not depend on the other rows
+BLOCK = DFlashHead.of(TARGET, 2, 5)
+for model in (TARGET, DRAFT, EXIT, EAGLE, BLOCK):  # held so, a row's bits do not depend on the other rows
     pack(model.eval(), holder(torch.float32, torch.device("cpu"), None))
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -36,6 +38,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "medusa": {"name": "medusa", "tree": [2, 1]},
     "eagle": {"name": "eagle", "gamma": 3},
     "eagle-tree": {"name": "eagle", "gamma": 2, "width": 3, "least": 0.0},
+    "block": {"name": "dflash", "gamma": 4},
+    "block-tree": {"name": "dflash", "width": 3, "least": 0.0},
     "beams": {"name": "beam-sampling", "width": 3},
     "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
     "search": {"name": "speculative-beam-search", "width": 2},
@@ -50,6 +54,7 @@ def engine(**options: Any) -> Engine:
     made.set_draft_models("eesd", [EXIT])
     made.set_draft_models("medusa", [HEADS])
     made.set_draft_models("eagle", [EAGLE])
+    made.set_draft_models("dflash", [BLOCK])
     return made
 
 

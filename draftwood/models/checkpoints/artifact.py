@@ -29,6 +29,7 @@ KINDS = {  # kind -> (what it is, the command that makes it)
     "exit": ("exit layer", "draftwood train eesd"),
     "heads": ("heads", "draftwood train medusa"),
     "eagle": ("EAGLE head", "draftwood train eagle"),
+    "dflash": ("DFlash head", "draftwood train dflash"),
     "draft": ("draft model", "draftwood train draft"),
     "skip": ("skip set", "draftwood tune skip"),
     "decision": ("decision model", "draftwood train decision"),

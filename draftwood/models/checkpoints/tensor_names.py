@@ -39,22 +39,25 @@ HEAD_NORMS: Names = {
 }
 
 _HEAD_LAYER = "layers.{i}"
-EAGLE: Names = {
+_HEAD: Names = {  # of a trained head with layers of its own
     "fc.weight": ("fc.weight",),
-    "fused_norm": ("input_norm.weight",),
-    "embed.weight": ("embed_tokens.weight",),
     "decoder.norm": ("norm.weight",),
     "decoder.head.weight": ("lm_head.weight",),
-    "decoder.layers.{i}.mixer.norm": (f"{_HEAD_LAYER}.input_layernorm.weight",),
-    "decoder.layers.0.mixer.norm": ("layers.0.hidden_norm.weight",),
-    "decoder.layers.0.mixer.input_norm": ("layers.0.input_layernorm.weight",),
     **{
         f"decoder.{name}": tuple(source.removeprefix("model.") for source in LLAMA[name])
         for name in LLAMA
-        if name.startswith("layers.") and not name.endswith(".mixer.norm")
+        if name.startswith("layers.")
     },
     **{f"decoder.layers.{{i}}.mixer.{x}_norm": (f"{_HEAD_LAYER}.self_attn.{x}_norm.weight",) for x in "qk"},
 }
+EAGLE: Names = {
+    **_HEAD,
+    "fused_norm": ("input_norm.weight",),
+    "embed.weight": ("embed_tokens.weight",),
+    "decoder.layers.0.mixer.norm": ("layers.0.hidden_norm.weight",),
+    "decoder.layers.0.mixer.input_norm": ("layers.0.input_layernorm.weight",),
+}
+DFLASH: Names = {**_HEAD, "state_norm": ("hidden_norm.weight",)}
 
 QWEN_3: Names = {**LLAMA, **HEAD_NORMS}
 

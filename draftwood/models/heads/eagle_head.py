@@ -22,7 +22,7 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, Scores
-from draftwood.models.heads.state_head import StateHead
+from draftwood.models.heads.state_head import TokenHead
 from draftwood.models.layers.attention import Attention
 from draftwood.models.modules import Linear
 
@@ -48,11 +48,13 @@ class EagleAttention(Attention):
         return torch.cat((embedded, x if self.norm_first else super().enter(x, meta)), -1)
 
 
-class EagleHead(StateHead):
+class EagleHead(TokenHead):
     """An EAGLE-3 head: fc fuses the target's states; its first layer reads embeddings beside the state.
 
     `fused_norm`: states are normalised before fc. What the layers make of a row goes on as it is.
     """
+
+    head_kind = "eagle"
 
     def __init__(
         self,
@@ -195,10 +197,10 @@ def usual_reads(layers: int) -> tuple[int, ...]:
 def check_reads(reads: Sequence[int], target: CausalModel) -> None:
     """Raise ModelError where a target does not have the layers that a head reads."""
     if isinstance(target, Decoder):
-        target.must_have_single_rows("given an EAGLE head")
+        target.must_have_single_rows("given a head that reads its states")
     if not reads or not all(type(n) is int and 1 <= n < target.n_layers for n in reads):
         raise ModelError(
-            f"the EAGLE head reads the target after layers {', '.join(map(str, reads))}, but a target of "
+            f"the head reads the target after layers {', '.join(map(str, reads))}, but a target of "
             f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; give a head of this target"
         )
 

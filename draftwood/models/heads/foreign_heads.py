@@ -1,6 +1,7 @@
 """Trained heads as others publish them: EAGLE-3 heads of `speculators` and of EAGLE's authors, Medusa heads.
 
-Knows their config.json and the names of their tensors. Weights are read from safetensors files, never unpickled.
+Blocks are read by `foreign_blocks`. Knows their config.json and the names of their tensors. Weights are read from
+safetensors files, never unpickled.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
-from draftwood.models.checkpoints.tensor_names import EAGLE
+from draftwood.models.checkpoints.tensor_names import EAGLE, Names
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
 from draftwood.util.safe_parsing import short_repr
@@ -28,24 +30,32 @@ MAX_PADDING = 1.02  # how many times larger padding may make a vocabulary
 UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # their information is in d2t or the target
 
 
-FILES = {"eagle": "eagle", "medusa": "heads", "draft": "draft"}  # kind -> name of its file
+FILES = {"eagle": "eagle", "medusa": "heads", "draft": "draft", "dflash": "dflash"}  # kind -> name of its file
+SPECULATORS = {"eagle3": "eagle", "dflash": "dflash"}  # speculators_model_type -> kind
 
 
 def kind_of(directory: Path) -> str | None:
-    """What a directory holds for a target: 'eagle', 'medusa', 'draft' or None. ModelError for other speculators."""
+    """What a directory holds for a target, a key of FILES; None: no head. ModelError for other speculators."""
     if not (directory / "config.json").is_file():
         return next((kind for kind, file in FILES.items() if _has(directory, file)), None)
     raw = read_config(directory)
     if raw.get("medusa_num_heads") is not None:
         return "medusa"
     named = raw.get("speculators_model_type")
-    if named not in (None, "eagle3"):
-        raise ModelError(
-            f"{directory} holds a speculator of type {short_repr(named)}, but of these only eagle3 is read"
-        )
+    if named is not None:
+        if named not in SPECULATORS:
+            *others, last = SPECULATORS
+            raise ModelError(
+                f"{directory} holds a speculator of type {short_repr(named)}, but of these only {', '.join(others)} "
+                f"and {last} are read"
+            )
+        return SPECULATORS[named]
     architectures = raw.get("architectures") or []
-    named_so = isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
-    return "eagle" if named or named_so or raw.get("draft_vocab_size") is not None else None
+    architectures = [str(one).lower() for one in architectures] if isinstance(architectures, list) else []
+    if raw.get("dflash_config") is not None or any("dflash" in one for one in architectures):
+        return "dflash"
+    eagle_named = any("eagle3" in one for one in architectures)
+    return "eagle" if eagle_named or raw.get("draft_vocab_size") is not None else None
 
 
 def _has(directory: Path, kind: str) -> bool:
@@ -68,32 +78,14 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
         raise ModelError(
             f"{place}: an EAGLE head of {short_repr(kind)} layers is not supported; {' and '.join(LAYER_TYPES)} are"
         )
-    tensors = _read(directory)
-    known = {
-        name.replace("midlayer.", "layers.0."): part for name, part in tensors.items() if name not in UNREAD_TENSORS
-    }
-    words = known.pop("d2t", None)
-    if words is not None:
-        words = words.long() + torch.arange(len(words))
+    known = {name.replace("midlayer.", "layers.0."): part for name, part in read_tensors(directory).items()}
     try:
         full_config = FAMILIES[str(kind)].config({"num_hidden_layers": 1, **layer})
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
     vocabulary, width = full_config.vocab_size, target.config.hidden_size
-    if not 1 / MAX_PADDING < vocabulary / target.vocab_size < MAX_PADDING:
-        raise ModelError(
-            f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
-            "give a head of this target"
-        )
-    size = raw.get("draft_vocab_size") or vocabulary
-    if type(size) is not int or not 0 < size <= vocabulary:
-        raise ModelError(f"{place}: draft_vocab_size is {short_repr(size)}, but must be 1 to {vocabulary}")
-    if words is None and size != vocabulary:
-        raise ModelError(
-            f"{directory} knows {size} of {vocabulary} tokens, but not which: it has no d2t; fetch it again"
-        )
-    if words is not None and (len(words) != size or not 0 <= int(words.min()) <= int(words.max()) < vocabulary):
-        raise ModelError(f"{directory}: d2t does not name {size} of {vocabulary} tokens; fetch the head again")
+    words = known_words(directory, raw, known, vocabulary, target)
+    size = vocabulary if words is None else len(words)
     config = replace(full_config, vocab_size=size, tie_word_embeddings=False)
     own = raw if ours else {**(raw.get("eagle_config") or {}), **raw}
     reads = own.get("eagle_aux_hidden_state_layer_ids") or usual_reads(target.n_layers)
@@ -117,10 +109,49 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
             target=whose,
         )
     made.words = words
+    return made, parameters_of(made, known, EAGLE, directory, width)
+
+
+def known_words(
+    directory: Path, raw: Mapping[str, Any], known: dict[str, Tensor], vocabulary: int, target: Decoder
+) -> Tensor | None:
+    """The target's tokens that a head for `vocabulary` tokens knows; None: all. Takes d2t out of its tensors.
+
+    Raises ModelError where the head was made for a target with another vocabulary.
+    """
+    place = directory / "config.json"
+    if not 1 / MAX_PADDING < vocabulary / target.vocab_size < MAX_PADDING:
+        raise ModelError(
+            f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
+            "give a head of this target"
+        )
+    words = known.pop("d2t", None)
+    size = raw.get("draft_vocab_size") or vocabulary
+    if type(size) is not int or not 0 < size <= vocabulary:
+        raise ModelError(f"{place}: draft_vocab_size is {short_repr(size)}, but must be 1 to {vocabulary}")
+    if words is None:
+        if size != vocabulary:
+            raise ModelError(
+                f"{directory} knows {size} of {vocabulary} tokens, but not which: it has no d2t; fetch it again"
+            )
+        return None
+    words = words.long() + torch.arange(len(words))
+    if len(words) != size or not 0 <= int(words.min()) <= int(words.max()) < vocabulary:
+        raise ModelError(f"{directory}: d2t does not name {size} of {vocabulary} tokens; fetch the head again")
+    return words
+
+
+def parameters_of(
+    made: nn.Module, known: dict[str, Tensor], table: Names, directory: Path, width: int
+) -> dict[str, Tensor]:
+    """The parameters of a head for a target `width` wide, from its published tensors `known`, all of which are taken.
+
+    Raises ModelError where one is missing, has another shape or is left over.
+    """
     shapes = {name: part.shape for name, part in made.named_parameters() if name != "decoder.embed.weight"}
     state = {}
     for name, wanted in shapes.items():
-        sources = names(name)
+        sources = names(name, table)
         missing = next((source for source in sources if source not in known), None)
         if missing is not None:
             raise ModelError(f"{directory}: tensor {missing} is missing; fetch the head again, or correct config.json")
@@ -133,17 +164,18 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
         state[name] = part
     if known:
         raise ModelError(
-            f"{place} does not ask for tensor {next(iter(known))}, which the head has; its kind is not known"
+            f"{directory / 'config.json'} does not ask for tensor {next(iter(known))}, which the head has; its kind is "
+            "not known"
         )
-    return made, state
+    return state
 
 
-def names(parameter: str) -> tuple[str, ...]:
-    """The published tensors that a parameter of an EAGLE head is made of."""
-    if parameter in EAGLE:
-        return EAGLE[parameter]
+def names(parameter: str, table: Names) -> tuple[str, ...]:
+    """The published tensors that a parameter of a head is made of, by a table for all layers."""
+    if parameter in table:
+        return table[parameter]
     before, number, rest = parameter.split("layers.")[0], *parameter.split("layers.")[1].split(".", 1)
-    return tuple(name.format(i=number) for name in EAGLE[f"{before}layers.{{i}}.{rest}"])
+    return tuple(name.format(i=number) for name in table[f"{before}layers.{{i}}.{rest}"])
 
 
 def medusa(directory: Path, target: Decoder) -> Artifact:
@@ -151,7 +183,7 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
 
     Head k is k.0.linear (a residual block) and k.1 (its output); config.json says how many heads and blocks there are.
     """
-    raw, tensors = read_config(directory), _read(directory)
+    raw, tensors = read_config(directory), read_tensors(directory)
     count, blocks = raw.get("medusa_num_heads"), raw.get("medusa_num_layers", 1)
     if type(count) is not int or count < 1 or blocks != 1:
         raise ModelError(
@@ -175,7 +207,8 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
     return Artifact("heads", {"target": fingerprint(target)}, {"heads": count, "shared": False}, made)
 
 
-def _read(directory: Path) -> Mapping[str, Tensor]:
-    """All tensors of a directory's safetensors files."""
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory's safetensors files, but for those that are also in d2t or the target."""
     with ExitStack() as stack:
-        return Safetensors(directory, stack).read()
+        tensors = Safetensors(directory, stack).read()
+    return {name: part for name, part in tensors.items() if name not in UNREAD_TENSORS}

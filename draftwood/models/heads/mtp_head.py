@@ -16,12 +16,14 @@ from draftwood.errors import ModelError
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.functions import NORMS
-from draftwood.models.heads.state_head import StateHead
+from draftwood.models.heads.state_head import TokenHead
 from draftwood.models.modules import Linear
 
 
-class MtpHead(StateHead):
+class MtpHead(TokenHead):
     """The layer of multi-token prediction of a checkpoint, as a `StateReader`; embeddings and head are the target's."""
+
+    head_kind = "mtp"
 
     def __init__(self, target: Decoder) -> None:
         width = target.config.hidden_size

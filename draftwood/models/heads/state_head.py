@@ -1,11 +1,11 @@
-"""Heads that draft token by token from a state at the token before: the target's, or their own at a draft."""
+"""Heads that draft from states of their target; token by token they read their own at drafts."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +36,14 @@ class StateReader(CausalModel, Protocol):
 
 
 class StateHead(DecoderWrapper, nn.Module):
-    """A `StateReader` of a decoder's layers, norm and head, and of a product before them.
+    """A decoder's layers, norm and head over states of a target, and a product before them.
 
     Embeddings are its own or the target's (`outer`). Its layers number one more than the decoder's: the state after the
     last but one is what goes into the final norm. Its vocabulary are the target's tokens `words`; None: all of them.
     """
 
-    carried: int
+    head_kind: ClassVar[str]  # of files that hold such heads
+    before: ClassVar[int] = 1  # how many places before a token lies the state that is read at it
     fc: Any  # the product before the layers
 
     def __init__(
@@ -59,7 +60,7 @@ class StateHead(DecoderWrapper, nn.Module):
         The target is read after the layers `reads`, each state `width` wide; `target` is its fingerprint.
         """
         super().__init__()
-        self.reads, self.vocab_size, self.target = tuple(reads), vocabulary, target
+        self.reads, self.vocab_size, self.vocabulary, self.target = tuple(reads), vocabulary, vocabulary, target
         self.n_layers, self.context = config.num_hidden_layers + 1, config.max_position_embeddings
         self.states, self.width = len(self.reads) * width, config.hidden_size
         self.decoder = Decoder(config)
@@ -69,33 +70,32 @@ class StateHead(DecoderWrapper, nn.Module):
         self._program: Program | None = None  # made when it is first needed
         self.words: Tensor | None = None  # [V_head] the target's tokens that it knows
 
-    @abstractmethod
-    def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows [N, D] of the layers, and what their first mixer reads beside, from embeddings and `Batch.hidden`."""
-
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads; fc, which some rows do not need, counts too."""
         return super().weight_bytes + bytes_of(self.fc)
 
-    def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """Logits [n, V] of the wanted rows; wanted states before and after the final norm are put in `batch.kept`."""
-        if batch.hidden is None:
-            raise ModelError(
-                "a head reads hidden states of its target; it cannot run alone as a draft model: use method eagle or "
-                "mtp, or drafter=eagle or drafter=mtp with beams and mcsd"
-            )
-        decoder = self.decoder
-        x, beside = self.inputs(self.embedded(batch.tokens), batch.hidden)
+    def through(self, batch: Batch, cache: Cache, x: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Logits [n, V] of the wanted rows of x [N, D], the layers' input, with what their first mixer reads beside.
+
+        Wanted states before and after the final norm are put in `batch.kept`.
+        With `batch.stop` the output [N, D] of the layers before it.
+        """
+        decoder, part = self.decoder, batch.stop is not None
         if decoder.native:
             if self._program is None:
                 self._program = Program(decoder, empty=1)
-            return self.spread(self._program.forward(replace(batch, hidden=x), cache, beside))
+            out = self._program.forward(replace(batch, hidden=x), cache, beside)
+            return out if part else self.spread(out)
         metadata = decoder.attention_metadata(batch, cache)
         for meta in metadata:
             meta.beside = None if beside is None else beside[None]
         stores = decoder.kv_stores(batch, cache)
-        own = decoder.run(x[None], metadata, stores, 0, decoder.n_layers)[0][batch.wanted]
+        stop = decoder.n_layers if batch.stop is None else batch.stop
+        rows = decoder.run(x[None], metadata, stores, batch.start, stop)[0]
+        if part:
+            return rows
+        own = rows[batch.wanted]
         if decoder.n_layers in batch.states:
             batch.kept[decoder.n_layers] = own
         if self.n_layers in batch.states:
@@ -122,6 +122,25 @@ class StateHead(DecoderWrapper, nn.Module):
         """Logits [n, V_head] of the head's vocabulary -> [n, V] of the target's; ABSENT_LOGIT for those it lacks."""
         if self.words is None:
             return logits
-        out = logits.new_full((len(logits), self.vocab_size), ABSENT_LOGIT)
+        out = logits.new_full((len(logits), self.vocabulary), ABSENT_LOGIT)
         out[:, self.words] = logits
         return out
+
+
+class TokenHead(StateHead):
+    """A `StateReader`: a head that drafts token by token."""
+
+    carried: int
+
+    @abstractmethod
+    def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows [N, D] of the layers, and what their first mixer reads beside, from embeddings and `Batch.hidden`."""
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        """Logits [n, V] of the wanted rows; see `through`."""
+        if batch.hidden is None:
+            raise ModelError(
+                "a head reads hidden states of its target; it cannot run alone as a draft model: use method eagle or "
+                "mtp, or drafter=eagle or drafter=mtp with beams and mcsd"
+            )
+        return self.through(batch, cache, *self.inputs(self.embedded(batch.tokens), batch.hidden))

@@ -66,6 +66,10 @@ class Attention(Part):
         made: Tensor = self.o(self._normalised_inner(out if gate is None else out * sigmoid(gate)))
         return made
 
+    def keys_and_values(self, x: Tensor, meta: AttentionMetadata) -> tuple[Tensor | None, Tensor | None]:
+        """Keys and values [B, N, kv_heads, D] of the input [B, N, W] of the first product; nothing else of it."""
+        return self._split(x, meta)[1:3]
+
     def _split(self, x: Tensor, meta: AttentionMetadata) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Queries, keys and values [B, N, heads, D], normalised and turned, and the gate [B, N, heads * D]."""
         c, dim, gate, made = self.config, self.head_dim, None, self.qkv(x)

@@ -1,0 +1,104 @@
+"""Drafting with blocks: one pass of a head gives a distribution for each of the next places below a root.
+
+All nodes of a depth below a root have the same one, whatever lies between; verification is told just that. So a chain
+or a tree below a root costs one pass, and any drafter that asks layer by layer works with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.core.forest import Forest
+from draftwood.draft.states import HeadSession, HeadSource
+from draftwood.runtime.session import Answer, Job, Row, Run
+
+FIRST_BLOCK_SLOT = -2  # the largest key of slots that are no node's, see `BlockSession`
+
+
+@dataclass(slots=True, eq=False)
+class BlockSession(HeadSession):
+    """A session of a head that drafts blocks: each node that is asked for gets slots for the rest of its block too.
+
+    They are kept until the next commit, under keys below those of nodes.
+    """
+
+    def rows(self, run: Run) -> list[Row]:
+        rows = HeadSession.rows(self, run)
+        keys = [key for node in run.nodes for key in self._keys(node) if key not in self._node_slot]
+        assert self.extent is not None
+        self.cache.reserve(self.extent, self._top + max(0, len(keys) - len(self._free)))
+        for key in keys:
+            self._node_slot[key] = self._take()
+        self.peak = max(self.peak, self.live_slots)
+        return rows
+
+    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+        job, asked = HeadSession.job(self, run, rows, start, stop), set(run.nodes)
+        paths = [
+            (*path, *map(self._node_slot.__getitem__, self._keys(row.node))) if row.node in asked else path
+            for row, path in zip(rows, job.segment.paths, strict=True)
+        ]
+        job.segment = replace(job.segment, paths=paths)
+        return job
+
+    def _keys(self, node: int) -> range:
+        """The keys of the slots of a node's block, but for its own."""
+        model: Any = self.model
+        first, more = FIRST_BLOCK_SLOT - node * (model.block - 1), model.block - 1
+        return range(first, first - more, -1)
+
+
+@dataclass(slots=True)
+class BlockSource(HeadSource):
+    """Draft logits of a head that drafts blocks, a `models.heads.block_head.BlockDrafter` over a target's states."""
+
+    _blocks: dict[int, tuple[Tensor, Tensor | None]] = field(
+        init=False, default_factory=dict
+    )  # root -> its block's logits [count, V], and states [count, D] where they were asked for
+    _end: int = field(init=False, default=0)  # position at which no draft hangs any more
+
+    @property
+    def context(self) -> int:
+        return min(self.target.context, self._end)
+
+    def begin(self, forest: Forest) -> None:
+        model: Any = self.reader.model
+        first = forest.position(forest.live[0])
+        self._blocks = {}
+        self._end = first + model.count if first + model.block <= model.context else 0
+
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """Logits [len(nodes), V] after each node, from the block of the root that it hangs on."""
+        model: Any = self.reader.model
+        roots = set(forest.live)
+        anchors = [next(one for one in reversed(forest.path(node)) if one in roots) for node in nodes]
+        if new := sorted(set(anchors) - self._blocks.keys()):
+            answer = yield from self.ask(forest, new, (model.n_layers,) if hidden else ())
+            seen = answer.hidden.get(model.n_layers)
+            for row, (root, logits) in enumerate(zip(new, answer.logits, strict=True)):
+                states = None if seen is None else seen[row].view(model.count, -1)
+                self._blocks[root] = logits.view(model.count, -1), states
+        places = [(root, forest.depth[node] - forest.depth[root]) for root, node in zip(anchors, nodes, strict=True)]
+        made = Answer(torch.stack([self._blocks[root][0][place] for root, place in places]))
+        if hidden:
+            rows = [states[place] for root, place in places if (states := self._blocks[root][1]) is not None]
+            made.hidden[model.n_layers] = torch.stack(rows)
+        return made
+
+    def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+        """As for any head where its rows read states of tokens before; else roots, whose own are not known, get none.
+
+        What a root leaves in the cache is then no context.
+        """
+        if self.before:
+            return HeadSource.given(self, forest, nodes)
+        model: Any = self.reader.model
+        nothing = torch.zeros(model.states, dtype=model.dtype, device=model.device)
+        for node in nodes:
+            self._right.update(forest.path(node)[:-1])
+        return {**self._trunk, **self._nodes, **dict.fromkeys(nodes, nothing)}
