@@ -55,6 +55,7 @@ COMMANDS = {  # name -> module:function below HOME, in the order of the help pag
     "train eesd": "train_layers:eesd",
     "train medusa": "train_layers:medusa",
     "train eagle": "train_layers:eagle",
+    "train dflash": "train_layers:dflash",
     "train draft": "train_layers:draft",
     "certify": "certify:certify",
     "plan": "plan:plan",

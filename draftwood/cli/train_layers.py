@@ -1,4 +1,4 @@
-"""`draftwood train corpus`, `eesd`, `medusa`, `eagle` and `draft`: texts, and what drafts for a target."""
+"""`draftwood train corpus`, `eesd`, `medusa`, `eagle`, `dflash` and `draft`: texts, and what drafts for a target."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from draftwood.cli.running import check_writable, progress
 from draftwood.cli.scaling import RayOptions
 from draftwood.errors import ConfigurationError
 from draftwood.train.settings import (
+    DFlashSettings,
     DraftSettings,
     EagleSettings,
     ExitSettings,
@@ -115,6 +116,22 @@ def eagle(*, settings: EagleSettings, training: TrainingOptions) -> None:
         return "an EAGLE head", f"acceptance step by step {each}"
 
     _train(EagleRun, settings, training, report)
+
+
+def dflash(*, settings: DFlashSettings, training: TrainingOptions) -> None:
+    """Train a DFlash head, which drafts a block of tokens in one pass (dflash).
+
+    The target is frozen; a few layers that read its hidden states learn to predict
+    the tokens of a block side by side. After any stop the same command resumes from
+    the last save. --replicas 4 --ray, or torchrun, split each step across processes.
+    """
+    from draftwood.train.dflash import DFlashRun
+
+    def report(made: dict[str, Any]) -> tuple[str, str]:
+        each = ", ".join(f"{made[f'acceptance_{k}']:.3f}" for k in range(1, settings.block))
+        return f"a DFlash head of {settings.layers} layers", f"acceptance place by place {each}"
+
+    _train(DFlashRun, settings, training, report)
 
 
 def draft(*, settings: DraftSettings, training: TrainingOptions) -> None:

@@ -112,7 +112,7 @@ def _finished(run: ExitRun, began: int, saving: Saving) -> dict[str, Any]:
     drawn = plot(curve, out / "curve.png")
     return {
         "out": str(out),
-        **run.settings.model_dump(include={"layers", "heads", "shared", "unroll", "kept", "vocabulary"}),
+        **run.settings.model_dump(include={"layers", "heads", "shared", "unroll", "block", "kept", "vocabulary"}),
         "target_layers": run.target.n_layers,
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,

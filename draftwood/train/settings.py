@@ -82,6 +82,14 @@ class EagleSettings(TrainSettings):
     decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k has weight X^(k-1).")
 
 
+class DFlashSettings(TrainSettings):
+    """Options of training a DFlash head."""
+
+    layers: int = Field(default=2, ge=1, description="Layers of the head.")
+    block: int = Field(default=8, ge=2, le=64, description="Tokens of a block: the last one and those drafted.")
+    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of place k has weight X^(k-1).")
+
+
 class DraftSettings(TrainSettings):
     """Options of training a draft model."""
 

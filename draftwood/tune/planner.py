@@ -42,6 +42,7 @@ OWN = {  # what may come with a target's weights -> settings that draft with it
     "mtp": [Method.parse({"name": "mtp", "gamma": gamma}) for gamma in (2, 4, 1)],
     "exit": EXITS,
     "eagle": [Method.parse({"name": "eagle", "gamma": gamma}) for gamma in (4, 2, 6)],
+    "dflash": [Method.parse("dflash"), Method.parse({"name": "dflash", "gamma": 4})],
     "heads": [Method.parse("medusa")],
     "skip": [Method.parse({"name": "self-spec", "gamma": gamma}) for gamma in (8, 4)],
 }

@@ -208,6 +208,7 @@ FIRST = [  # what is wrong is told without the model, which takes seconds to loa
     ["train", "eesd", "--out", "file"],
     ["train", "medusa", "--out", "file"],
     ["train", "eagle", "--out", "file"],
+    ["train", "dflash", "--out", "file"],
 ]
 
 

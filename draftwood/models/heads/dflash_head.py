@@ -8,6 +8,7 @@ the anchor and, but for some windows, one another. Each row has a distribution o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -96,6 +97,8 @@ class DFlashHead(StateHead):
             if target.config.norm == "rms":
                 made.decoder.norm.copy_(target.norm)
             made.mask.copy_(target.embed.weight.float().mean(0))
+        if target.dtype != torch.float32:
+            made.decoder.head = deepcopy(target.head).float().requires_grad_(False)
         return made.to(target.device)
 
     @property
