@@ -92,8 +92,8 @@ class DFlashRun(ExitRun):
         anchors, places = self._anchors(tokens), []
         for k, here in enumerate(self.counted(tokens), 1):
             at = (anchors + k).clamp(max=tokens.shape[1] - 1)
-            log_q = torch.log_softmax(logits[:, :, k - 1][here].float(), -1)
-            places.append((log_q, tokens[:, at][here], None if answer is None else answer[:, at - 1][here]))
+            log_p = None if answer is None else answer[:, at - 1][here]
+            places.append((logits[:, :, k - 1][here], tokens[:, at][here], log_p))
         return places
 
 
