@@ -162,7 +162,9 @@ async def tool_call(clients: Clients, random: Random) -> str:
 
 async def anthropic_call(clients: Clients, random: Random) -> str:
     body = {"model": clients.model, "messages": _talk(random.choice(PROMPTS)), "tools": ANTHROPIC_TOOLS}
-    answer = await clients.json("/v1/messages", body | {"tool_choice": {"type": "any"}, "max_tokens": 200})
+    answer = await clients.json(
+        "/v1/messages", body | {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
+    )
     _right(answer["stop_reason"] == "tool_use", answer)
     _valid(next(block for block in answer["content"] if block["type"] == "tool_use")["input"])
     return "answered"
