@@ -91,4 +91,5 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     Handler.decoder = Decoder(sys.argv[1], "--lookup" in sys.argv)
+    ThreadingHTTPServer.request_queue_size = 64
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
