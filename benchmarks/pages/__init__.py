@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.pages import depth, files, model_card, readme, results
+from benchmarks.pages import depth, files, model_card, readme, results, servers
 from benchmarks.papers import page as papers
 from draftwood.errors import ConfigurationError
 
@@ -12,6 +12,7 @@ from draftwood.errors import ConfigurationError
 def made(root: Path) -> dict[Path, str]:
     """All pages of a clone with their results: docs/results.md, and others whose tables stand between comments."""
     rules, models = root / "docs/depth.md", root / "docs/models.md"
+    serving = root / "docs/serving.md"
     card, first, claims = root / "draftwood/models/embedded/README.md", root / "README.md", root / "docs/papers.md"
     return {
         root / "docs/results.md": results.page(),
@@ -19,6 +20,7 @@ def made(root: Path) -> dict[Path, str]:
         card: filled(card, model_card.tables()),
         rules: filled(rules, {"rules": depth.table()}),
         models: filled(models, {"files": files.table(), "mixtures": files.mixtures(), "hybrids": files.hybrids()}),
+        serving: filled(serving, {"servers": servers.side_by_side(), "clients": servers.crowds()}),
         claims: papers.filled(contents(claims)),
     }
 
