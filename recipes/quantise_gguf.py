@@ -11,7 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "F16", "BF16")
+TYPES = (
+    *("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("F16", "BF16"),
+)
 
 
 def quantise(source: Path, directory: Path, name: str) -> Path:
