@@ -7,7 +7,7 @@ from draftwood.draft.confident import ConfidentDrafter
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.ngram import NgramSource
-from draftwood.draft.shared import SharedSession
+from draftwood.draft.shared import AssistantSession, SharedSession
 from draftwood.draft.state_drafter import StateDrafter, drafting
 from draftwood.draft.states import ExitSource, HeadSession, HeadSource
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
@@ -15,6 +15,7 @@ from draftwood.draft.translated import TranslatedSession
 from draftwood.draft.written import TextDrafter
 
 __all__ = [
+    "AssistantSession",
     "BeamDrafter",
     "BlockSession",
     "BlockSource",

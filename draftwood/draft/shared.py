@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from draftwood.core.forest import Forest
-from draftwood.core.topology import trunk_node
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.runtime.session import EVICTED, Answer, Job, Row, Run, Session
 
 
@@ -42,8 +42,8 @@ class SharedSession(Session):
         """Nothing: the extent is the target's."""
         return []
 
-    def behind(self, tokens: int) -> int:
-        """Nothing: the target has seen it."""
+    def unread(self, tokens: int) -> int:
+        """Nothing: the target has read it."""
         return 0
 
     def level(self, slot: int) -> int:
@@ -68,3 +68,34 @@ class SharedSession(Session):
 
     def forget(self) -> None:
         """Nothing to give back: the extent is the target's."""
+
+
+@dataclass(slots=True, eq=False)
+class AssistantSession(SharedSession):
+    """A session of an assistant (`models.heads.assistant_head`), whose layers have no keys and values of their own.
+
+    A row reads those of the tokens before it that the target has computed. It lies at the place right behind them: all
+    drafts of a round below one verified token lie at one place.
+    """
+
+    @property
+    def begun(self) -> bool:
+        return self.target.begun
+
+    def rows(self, run: Run) -> list[Row]:
+        """The asked nodes; their slots, which nothing is written to, are the target's for the first token."""
+        forest, rows = run.forest, list[Row]()
+        for node in run.nodes:
+            if node < TRUNK:
+                rows.append(Row(node, forest.trunk[trunk_position(node)], 0, trunk_position(node)))
+            else:
+                path = self.target.computed(forest.path(node)[:-1])
+                rows.append(Row(node, forest.token[node], 0, len(forest.trunk) + len(path), path))
+        return rows
+
+    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+        job = replace(self.target.job(run, rows, start, stop), session=self)
+        of = job.segment
+        seen = [max(1, position - len(path)) for position, path in zip(job.positions, of.paths, strict=True)]
+        job.segment = replace(of, seen=seen)
+        return job

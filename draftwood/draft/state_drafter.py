@@ -10,7 +10,7 @@ from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.draft.blocks import BlockSession, BlockSource
 from draftwood.draft.shared import SharedSession
-from draftwood.draft.states import ExitSource, HeadSource, StateSource
+from draftwood.draft.states import AssistantSource, ExitSource, HeadSource, StateSource
 from draftwood.draft.suffix import EarlierAnswers
 from draftwood.runtime.session import Session
 from draftwood.sampling.distributions import Distributions
@@ -57,7 +57,8 @@ def source_of(session: Session, target: Session) -> Source:
     if isinstance(session, BlockSession) and reads is not None:
         return BlockSource(target, session, tuple(reads))
     if reads is not None:
-        return HeadSource(target, session, tuple(reads))
+        kind = AssistantSource if isinstance(session, SharedSession) else HeadSource
+        return kind(target, session, tuple(reads))
     if isinstance(layers, int) and not isinstance(session, SharedSession):
         return ExitSource(target, session, (layers,))
     return session

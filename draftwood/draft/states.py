@@ -78,9 +78,7 @@ class StateSource(Source):
         self._sort()
         answer = EVICTED
         while answer is EVICTED:
-            if not self.reader.begun:
-                yield Run(self.reader, forest, nodes, upto=0)
-                self._done = max(0, self.reader.reused - self.before)
+            yield from self.reuse(forest, nodes)
             yield from self.read(forest, nodes)
             if self.reader.begun:
                 given = self.given(forest, nodes)
@@ -88,6 +86,12 @@ class StateSource(Source):
         self._done = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
         self._trunk = {node: state for node, state in self._trunk.items() if trunk_position(node) >= self._done}
         return answer
+
+    def reuse(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
+        """Have the reader take what others left, if it has not begun."""
+        if not self.reader.begun:
+            yield Run(self.reader, forest, nodes, upto=0)
+            self._done = max(0, self.reader.reused - self.before)
 
     def missing(self, end: int) -> list[int]:
         """Tokens of the trunk before `end` whose states are needed, but not known."""
@@ -241,3 +245,34 @@ class HeadSource(StateSource):
         joined = list(takewhile(right.__contains__, trunk))
         self.reader.commit(joined, [node if node in right else TRUNK for node in kept], forest)
         self._right = {new for new, node in enumerate(kept) if node in right}
+
+
+@dataclass(slots=True)
+class AssistantSource(HeadSource):
+    """Draft logits of an assistant, `reader`, which reads the target's keys and values, and one state of it."""
+
+    def reuse(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
+        """Nothing: it begins with the target."""
+        return
+        yield  # a generator that yields nothing
+
+    def lacks(self) -> int:
+        """Nothing: the run that verified the last token brought the state that is read."""
+        return 0
+
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
+        """Have the target read the verified tokens before some nodes, as far as their states or slots are missing."""
+        before = {trunk_node(len(forest.trunk) - 1)}
+        for node in nodes:
+            while not self._verified(forest, node):
+                node = forest.parent[node]
+            if node > TRUNK and forest.parent[node] != TRUNK:
+                before.add(forest.parent[node])
+            elif trunk_node(0) > node:
+                before.add(node + 1)
+        known = self._trunk.keys() | self._nodes.keys()
+        if cells := sorted(node for node in before if node not in known or not self.target.computed([node])):
+            answer = yield Run(self.target, forest, cells, logits=False, hidden=self.reads)
+            states = torch.cat([answer.hidden[layer] for layer in self.reads], -1)
+            for node, state in zip(cells, states, strict=True):
+                self._keep(node, state)

@@ -10,7 +10,14 @@ from weakref import WeakKeyDictionary
 
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import BlockSession, EarlierAnswers, HeadSession, SharedSession, TranslatedSession
+from draftwood.draft import (
+    AssistantSession,
+    BlockSession,
+    EarlierAnswers,
+    HeadSession,
+    SharedSession,
+    TranslatedSession,
+)
 from draftwood.engine.decode import rounds
 from draftwood.engine.generation import Generation
 from draftwood.engine.load_estimate import LoadEstimate
@@ -120,7 +127,8 @@ class GenerationBuilder:
     def _draft_session(self, model: CausalModel, target: Session) -> Session:
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
         if getattr(model, "full_model", None) is self.target:
-            return SharedSession(model, target.cache, "draft", target=target)
+            shared = AssistantSession if hasattr(model, "reads") else SharedSession
+            return shared(model, target.cache, "draft", target=target)
         words = getattr(model, "vocabulary_map", None)
         if words is not None:
             return TranslatedSession(

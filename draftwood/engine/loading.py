@@ -25,7 +25,7 @@ from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import dflash, eagle, foreign_heads, medusa, pruned
+from draftwood.models.heads import assistant, dflash, eagle, foreign_heads, medusa, pruned
 from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
@@ -38,7 +38,10 @@ ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers m
 log = logging.getLogger(__name__)
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
-HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa, "draft": pruned, "dflash": dflash}
+HEADS: dict[str, Any] = {
+    **{"eagle": eagle, "medusa": medusa, "draft": pruned, "dflash": dflash},
+    "assistant": assistant,
+}
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
@@ -292,6 +295,10 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
         return None
     if own:
         directory = checkpoint.locate(source)
+        if foreign_heads.kind_of(directory) is not None:
+            raise ConfigurationError(
+                f"{_name(source)} drafts for another model; give it as the draft, and that model as the target"
+            )
         stored = how.backend, how.kv_dtype, how.max_model_len
         checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, *stored)
         return directory
@@ -331,11 +338,10 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
 
 
 def _head_kind(source: ModelSource) -> str | None:
-    """What was trained for the target that a directory or hub id holds: a key of HEADS; None: it is something else."""
+    """What was trained for a target that a directory, file or hub id holds: a key of HEADS; None: something else."""
     if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
         return None
-    directory = checkpoint.locate(source)
-    return None if directory.is_file() else foreign_heads.kind_of(directory)
+    return foreign_heads.kind_of(checkpoint.locate(source))
 
 
 def _adapter() -> Any:

@@ -14,9 +14,9 @@ from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, spa
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Chain, Depth, Mixed, Widths, check_rows, controller, listed
 from draftwood.methods.sequences import LOSSLESS, RULES, DrawnMethod, OneHypothesis, suffix_lookup
-from draftwood.methods.sources import BlockHead, Exit, Head, Skip, heads_of, skipped_target
+from draftwood.methods.sources import BlockHead, Exit, Head, Skip, heads_of, mtp_heads, skipped_target
 from draftwood.models.base import CausalModel
-from draftwood.models.heads import dflash, eagle, medusa, mtp
+from draftwood.models.heads import dflash, eagle, medusa
 from draftwood.models.heads import exit as exits
 from draftwood.models.heads.skip import Skipped
 from draftwood.runtime.session import Session
@@ -266,18 +266,19 @@ class MultiTokenPrediction(StateHeadMethod):
     """Multi-token prediction (DeepSeek-V3, §2.2): a layer in the target's own checkpoint drafts token by token.
 
     Chains, or trees with `width` above 1, see `StateHeadMethod`. Qwen3-Next, Qwen3.5 and GLM-4.5 come with such a
-    layer. Of several only the first is used, again and again.
+    layer. Of several only the first is used, again and again. Gemma 4's assistants, small models that read the target's
+    keys and values, are loaded as a draft (`--draft`).
     """
 
     name = "mtp"
-    summary = "a chain or confidence tree from the layer of multi-token prediction in the target's checkpoint"
+    summary = "a chain or confidence tree from the checkpoint's layer of multi-token prediction, or a Gemma 4 assistant"
 
     @property
     def drafts_from(self) -> object:
         return "mtp"
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        return [mtp.find(target)]
+        return mtp_heads(target, drafts)
 
 
 class DFlash(StateHeadMethod):

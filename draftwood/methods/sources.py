@@ -54,6 +54,12 @@ def heads_of(files: Any, target: CausalModel, head: str | None, drafts: Sequence
     return given[:1] if given and head is None else [files.find(target, head)]
 
 
+def mtp_heads(target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+    """The assistant that was loaded as a draft, else the layer of multi-token prediction in the target's checkpoint."""
+    given = [model for model in drafts if getattr(model, "head_kind", None) == "mtp"]
+    return given[:1] or [mtp.find(target)]
+
+
 def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped | None = None) -> CausalModel:
     """The target without the sublayers that are named, or that a file names."""
     return skip.skipping(target, skip.load(Path(file), target) if file is not None else skipped)
@@ -71,8 +77,8 @@ class SourcedMethod(Method):
 
     drafter: Literal["model", "exit", "eagle", "mtp", "dflash", "skip", "lookup"] = Field(
         default="model",
-        description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction, a "
-        "DFlash head, or itself with sublayers skipped; or counts of n-grams in the text",
+        description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction or "
+        "assistant, a DFlash head, or itself with sublayers skipped; or counts of n-grams in the text",
     )
     exit: Exit = None
     head: Head = None
@@ -119,7 +125,7 @@ class SourcedMethod(Method):
         if self.drafter == "dflash":
             return heads_of(dflash, target, self.block, drafts)
         if self.drafter == "mtp":
-            return [mtp.find(target)]
+            return mtp_heads(target, drafts)
         if self.drafter == "skip":
             return [skipped_target(target, self.skip)]
         return super().models(target, drafts) if self.drafter == "model" else ()

@@ -46,8 +46,8 @@ class Decoder(DecoderWeights):
     the decoder is the part of a model that one of several processes computes.
     """
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
-        super().__init__(config, parallel)
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT, lent: Sequence[int] = ()) -> None:
+        super().__init__(config, parallel, lent)
         group = min(kind.heads // kind.kv_heads for kind in self.attention_kinds)
         self._min_rows = -(-MIN_BITWISE_ROWS // group)
         self.kv_dtype: torch.dtype | None = None  # that new caches store keys and values in; None: the decoder's
@@ -106,8 +106,8 @@ class Decoder(DecoderWeights):
 
     @property
     def stores_positions(self) -> bool:
-        """True if the last plane of the cache holds the position of each slot, which PyTorch needs for some masks."""
-        return any(kind.by_position for kind in self.attention_kinds) and not self.by_program
+        """True if it writes the positions of slots to the cache's last plane, where PyTorch needs them for masks."""
+        return any(kind.by_position for kind in self.attention_kinds) and not (self.by_program or self.borrows)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if self._program is None and self.by_program:

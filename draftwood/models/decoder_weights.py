@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +41,12 @@ class AttentionKind(NamedTuple):
 
 
 class DecoderWeights(nn.Module):
-    """The modules of a decoder. With `parallel` they are one process's part of the model."""
+    """The modules of a decoder. With `parallel` they are one process's part of the model.
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
+    `lent`: the planes, of each layer of another model, in whose cache all layers read keys and values.
+    """
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT, lent: Sequence[int] = ()) -> None:
         super().__init__()
         self.config, self.parallel = config, parallel
         self.local = parallel.local(config)  # the shape of what is held here
@@ -83,12 +87,14 @@ class DecoderWeights(nn.Module):
         self.kinds = [self.attention_kinds.index(next(attending)) if c.attends else 0 for c in each]
         # of each layer: the plane of a cache with its keys, -1 without attention; the next one has values
         self.first_planes: list[int] = []
+        self.borrows = bool(lent)
         for layer in each:
             own = 2 * len({plane for plane in self.first_planes if plane >= 0})
             if not layer.attends:
                 self.first_planes.append(-1)
             else:
-                self.first_planes.append(own if layer.kv_layer is None else self.first_planes[layer.kv_layer])
+                planes = lent or self.first_planes
+                self.first_planes.append(own if layer.kv_layer is None else planes[layer.kv_layer])
         self.recurrent_shapes = [
             RecurrentShape(number, c.recurrent.inputs(c.hidden_size), c.recurrent.state(c.hidden_size))
             for number, c in enumerate(each)

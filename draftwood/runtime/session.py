@@ -199,6 +199,17 @@ class Session:
         """Layers computed for a slot."""
         return self._level.get(slot, self.model.n_layers)
 
+    def computed(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Slots of the first of some nodes, or tokens of the trunk, up to one that is not computed in all layers."""
+        slots: list[int] = []
+        for node in nodes:
+            at = trunk_position(node)
+            slot = self._node_slot.get(node) if node > TRUNK else self._trunk_slot[at] if at < self.cached else None
+            if slot is None or slot in self._level:
+                break
+            slots.append(slot)
+        return tuple(slots)
+
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
         """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
         assert self.extent is not None

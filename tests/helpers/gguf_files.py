@@ -103,7 +103,8 @@ def write(
     if raw["model_type"] in ("bloom", "mpt"):
         raw |= {"intermediate_size": 4 * raw["hidden_size"], "num_key_value_heads": raw["num_attention_heads"]}
         raw |= {"max_position_embeddings": raw.get("seq_length", raw.get("max_seq_len", 2048))}
-    names = gguf.get_tensor_name_map(kinds[arch], raw["num_hidden_layers"] + metadata.get("nextn_predict_layers", 0))
+    known = arch.removesuffix("-assistant")  # whose tensors are called alike
+    names = gguf.get_tensor_name_map(kinds[known], raw["num_hidden_layers"] + metadata.get("nextn_predict_layers", 0))
     heads = raw["num_attention_heads"]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     keys = _shape(raw, arch, heads) | gguf_mixtures.metadata(raw) | gguf_hybrids.metadata(raw)

@@ -20,6 +20,7 @@ from draftwood.models.heads.medusa import Heads
 
 __all__ = [
     "Output",
+    "TabularAssistant",
     "TabularExit",
     "TabularHead",
     "exact_law",
@@ -54,6 +55,31 @@ class TabularHead(TabularModel):
         assert batch.hidden is not None
         batch.hidden = None
         return super().forward(batch, cache)
+
+
+class TabularAssistant(TabularModel):
+    """Reads the target's cache, and a state: the target's at the token before, or its own, a number of the drafts."""
+
+    reads, carried, before = (1,), 1, 1
+
+    def __init__(self, target: TabularModel, seed: int = 12) -> None:
+        law = TabularModel.random(target.vocab_size, seed).law
+        super().__init__(law, target.vocab_size, n_layers=2)
+        self.full_model = target
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        table, own, logits = cache.planes[0].numpy(), list[float](), list[Tensor]()
+        rows = [(segment, place) for segment in batch.segments for place in range(len(segment))]
+        numbers = zip(batch.tokens.tolist(), batch.positions.tolist(), batch.hidden[:, 0].tolist(), strict=True)
+        for (segment, place), (token, position, state) in zip(rows, numbers, strict=True):
+            prefix, places = table[[segment.extent.base + slot for slot in segment.visible(place)]].T.tolist()
+            assert places == list(range(position))  # all before it that is verified, and it lies right behind
+            assert state < 0 or state == prefix[-1]
+            own.append(min(state, 0.0) * self.vocab_size - token - 1)
+            logits.append(self._log_law((*prefix, int(own[-1]))))
+        batch.kept.update(dict.fromkeys(batch.states, torch.tensor(own, dtype=self.dtype)[batch.wanted, None]))
+        return torch.stack(logits)[batch.wanted]
 
 
 def random_heads(width: int, vocabulary: int, count: int, seed: int = 0, scale: float = 0.5) -> Heads:

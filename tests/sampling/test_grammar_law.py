@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from grammar_words import LETTERS, Language, masked
+from tabular import TabularAssistant
 
 from draftwood import Engine, GenerationResult, Method
 from draftwood.certify.enumeration import TooLarge, enumerated
@@ -103,6 +104,20 @@ def test_sequences(name: str, warp: str) -> None:
 @pytest.mark.parametrize("name", BEAMS)
 def test_beams(name: str, warp: str) -> None:
     assert distance(BEAMS[name], warp) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "mtp", "gamma": 2},
+        {"name": "mtp", "width": 2, "gamma": 2, "least": 0.0},
+        {"name": "dsbd", "drafter": "mtp", "gamma": 1, "draft_width": 2, "width": 1},
+    ],
+    ids=str,
+)
+def test_assistants(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Case, "_stand_in", lambda case: TabularAssistant(case.target))
+    assert distance(options) < 1e-9
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -13,7 +13,14 @@ from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_experts import SIGMOID, SOFTMAX_OF_CHOSEN, mixture, shared, without_nextn
-from draftwood.models.checkpoints.gguf_gemma import gemma, gemma3n, gemma3n_names, gemma4, gemma4_names
+from draftwood.models.checkpoints.gguf_gemma import (
+    gemma,
+    gemma3n,
+    gemma3n_names,
+    gemma4,
+    gemma4_assistant,
+    gemma4_names,
+)
 from draftwood.models.checkpoints.gguf_latent import latent, latent_names
 from draftwood.models.checkpoints.gguf_metadata import FULL, SLIDING, Metadata, Reader, renamed, windows
 
@@ -41,7 +48,8 @@ class Architecture:
     llama.cpp's converter has put the rows of queries and keys, whose halves are rotated together, in
     pairs of neighbours. `offset_norms`: it has added 1 to the norms that multiply by 1 + weight. `hybrid`: layers may
     lack attention or a feed-forward, and have 0 in the arrays of sizes. `by_layer`: sizes differ from layer
-    to layer; the first one's are read as those of all. `adapt`: what else it has done to tensors.
+    to layer; the first one's are read as those of all. `adapt`: what else it has done to tensors. `names`: the
+    architecture whose tensors are called alike, where older versions of the format's package lack this one.
     """
 
     family: str
@@ -52,6 +60,7 @@ class Architecture:
     hybrid: bool = False
     by_layer: bool = False
     adapt: Callable[[Metadata, Family], Family] = as_in_checkpoints
+    names: str | None = None
 
 
 def _all(*readers: Reader) -> Reader:
@@ -175,6 +184,9 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", gemma(62, 6, 0), offset_norms=True),
     "gemma3n": Architecture("gemma3n_text", gemma3n, by_layer=True, adapt=gemma3n_names),
     "gemma4": Architecture("gemma4_text", gemma4, by_layer=True, adapt=gemma4_names),
+    "gemma4-assistant": Architecture(
+        "gemma4_text", gemma4_assistant, by_layer=True, adapt=gemma4_names, names="gemma4"
+    ),
     "smollm3": Architecture("smollm3", turned_pairs=True),
     "olmo": Architecture("olmo", renamed(clip_qkv="attention.clamp_kqv"), turned_pairs=True),
     "olmo2": Architecture("olmo2", _olmo2),

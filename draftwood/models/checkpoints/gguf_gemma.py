@@ -94,6 +94,12 @@ def gemma4(file: Metadata, raw: Raw) -> Raw:
     return made | known | {"enable_moe_block": True, "top_k_experts": known["num_experts_per_tok"]}
 
 
+def gemma4_assistant(file: Metadata, raw: Raw) -> Raw:
+    """As if its layers had keys and values of their own; `models.heads.assistant` has them read the target's."""
+    own = {"num_kv_shared_layers": 0, "attention_k_eq_v": False, "tie_word_embeddings": True}
+    return gemma4(file, raw) | own | {"backbone_hidden_size": file.value("embedding_length_out")}
+
+
 def _one_size(sizes: Sequence[Any], types: Sequence[str], kind: str) -> int:
     """What the layers of one type have in an array of sizes."""
     found = {size for size, own in zip(sizes, types, strict=False) if own == kind}

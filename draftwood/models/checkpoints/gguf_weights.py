@@ -89,7 +89,8 @@ class GgufWeights:
         asked = LAYER.sub(".0.", name, 1).replace("_correction_bias", "_correction.bias")
         asked, layer = asked.replace("dt_bias", "dt_proj.bias"), LAYER.search(name)
         asked += {"sinks": ".weight", "expert_bias": ".bias"}.get(asked.rpartition(".")[2], "")
-        known = (_name_map(self.architecture).get_name(each, (".weight", ".bias")) for each in spellings(asked))
+        table = _name_map(ARCHITECTURES[self.architecture].names or self.architecture)
+        known = (table.get_name(each, (".weight", ".bias")) for each in spellings(asked))
         own = next(filter(None, known), name)
         row = "" if name.endswith("_correction_bias") else "".join(number)  # those are a vector in files
         return own.replace("blk.0.", f"blk.{layer[1]}." if layer else "blk.0.") + row

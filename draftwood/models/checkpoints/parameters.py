@@ -46,6 +46,12 @@ class ParameterReader:
     own_bits: bool
     grouped: Mapping[str, Grouped]
 
+    def put_all(self, model: nn.Module, shapes: Mapping[str, torch.Size]) -> None:
+        """Set parameters, by their names."""
+        for name, shape in shapes.items():
+            if not (name.endswith(".bias") and name.removesuffix("bias") + "weight" in shapes):  # put with its matrix
+                self.put(model, name, shape)
+
     def put(self, model: nn.Module, name: str, shape: torch.Size) -> None:
         """Set a parameter; a matrix is packed with its bias at once, so that at most one is in memory twice."""
         path, _, leaf = name.rpartition(".")

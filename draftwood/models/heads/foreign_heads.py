@@ -19,9 +19,11 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.families.table import FAMILIES
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.tensor_names import EAGLE, Names
 from draftwood.models.decoder import Decoder
+from draftwood.models.heads import assistant
 from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
 from draftwood.util.safe_parsing import short_repr
 
@@ -35,12 +37,19 @@ SPECULATORS = {"eagle3": "eagle", "dflash": "dflash"}  # speculators_model_type 
 
 
 def kind_of(directory: Path) -> str | None:
-    """What a directory holds for a target, a key of FILES; None: no head. ModelError for other speculators."""
+    """What a directory or GGUF file holds for a target: a key of FILES, or 'assistant'; None: no head.
+
+    Raises ModelError for other speculators.
+    """
+    if directory.is_file():
+        return "assistant" if GgufWeights(directory).architecture == assistant.ARCHITECTURE else None
     if not (directory / "config.json").is_file():
         return next((kind for kind, file in FILES.items() if _has(directory, file)), None)
     raw = read_config(directory)
     if raw.get("medusa_num_heads") is not None:
         return "medusa"
+    if raw.get("model_type") == assistant.MODEL_TYPE:
+        return "assistant"
     named = raw.get("speculators_model_type")
     if named is not None:
         if named not in SPECULATORS:

@@ -43,7 +43,7 @@ def find(target: CausalModel) -> MtpHead:
         if found is None:
             raise ModelError(
                 f"{decoder.source or 'the target'} has no layer of multi-token prediction (tensors mtp.*, of layers "
-                "behind the last, or nextn in GGUF files); use another draft"
+                "behind the last, or nextn in GGUF files), and no assistant was given; use another draft"
             )
         return _read(decoder, *found)
 
@@ -88,9 +88,7 @@ def _read(target: Decoder, tensors: Tensors, family: Family) -> MtpHead:
     )
     made.decoder.head = nn.Identity()  # while others are read: it is the target's
     shapes = {name: part.shape for name, part in made.named_parameters() if name != "decoder.embed.weight"}
-    for name, shape in shapes.items():
-        if not (name.endswith(".bias") and name.removesuffix("bias") + "weight" in shapes):  # put with its matrix
-            reader.put(made, name, shape)
+    reader.put_all(made, shapes)
     made.decoder.head = target.head
     nothing = torch.empty(0, made.width, dtype=target.dtype, device=target.device)
     made.decoder.embed.weight = nn.Parameter(nothing, requires_grad=False)

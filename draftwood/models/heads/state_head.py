@@ -54,16 +54,18 @@ class StateHead(DecoderWrapper, nn.Module):
         vocabulary: int,
         outer: nn.Module | None,
         target: str = "",
+        lent: Sequence[int] = (),
     ) -> None:
         """`config` describes the layers and the head; its vocabulary may be smaller than the target's `vocabulary`.
 
-        The target is read after the layers `reads`, each state `width` wide; `target` is its fingerprint.
+        The target is read after the layers `reads`, each state `width` wide; `target` is its fingerprint. `lent`: see
+        `DecoderWeights`.
         """
         super().__init__()
         self.reads, self.vocab_size, self.vocabulary, self.target = tuple(reads), vocabulary, vocabulary, target
         self.n_layers, self.context = config.num_hidden_layers + 1, config.max_position_embeddings
         self.states, self.width = len(self.reads) * width, config.hidden_size
-        self.decoder = Decoder(config)
+        self.decoder = Decoder(config, lent=lent)
         self.decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
         self.embed = Embedding(vocabulary, config.hidden_size) if outer is None else None
         self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
