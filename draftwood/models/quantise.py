@@ -9,7 +9,8 @@ for Q4_K). And the error of each column is compensated by the columns after it, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +31,15 @@ class Grouped:
     """A matrix [N, K]: w[n, k] = scale[n, k // 32] * (codes[n, k] - zero[n, k // 32]) + shift[n, k // 32].
 
     `codes` [N, K] uint8 from 0 to 15, or int8; `scale` [N, K / 32, rounded up] float16 or bfloat16: the last group may
-    be short. A matrix has `shift`, of the same shape, `zero` (uint8), or none of both.
+    be short. A matrix has `shift`, of the same shape, `zero` (uint8), or none of both. `order` [K] int64: which
+    input of a row number k is, or None: as they come.
     """
 
     codes: Tensor
     scale: Tensor
     shift: Tensor | None = None
     zero: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def kind(self) -> str:
@@ -49,18 +52,24 @@ class Grouped:
         group = torch.arange(self.codes.shape[1]) // GROUP_SIZE
         codes = self.codes.float() if self.zero is None else self.codes.float() - self.zero[:, group]
         weight = codes * self.scale.float()[:, group]
-        return weight if self.shift is None else weight + self.shift.float()[:, group]
+        weight = weight if self.shift is None else weight + self.shift.float()[:, group]
+        return weight if self.order is None else weight[:, self.order.argsort()]
 
     def rows(self, order: Tensor) -> Grouped:
         """Some outputs, number order[i] as number i."""
-        parts = (self.codes, self.scale, self.shift, self.zero)
-        return Grouped(*(None if part is None else part[order] for part in parts))  # type: ignore[arg-type]
+        parts: dict[str, Any] = {name: getattr(self, name) for name in ("codes", "scale", "shift", "zero")}
+        return replace(self, **{name: part[order] for name, part in parts.items() if part is not None})
 
     @staticmethod
-    def joined(parts: Sequence[Grouped]) -> Grouped:
-        """The outputs of matrices of one kind, one after the other."""
+    def joined(parts: Sequence[Grouped]) -> Grouped | None:
+        """The outputs of matrices one after the other; None where they differ in kind or in the order of inputs."""
+        orders = [part.order for part in parts]
+        first = orders[0]
+        alike = all(each is first or (each is not None and first is not None and each.equal(first)) for each in orders)
+        if len({part.kind for part in parts}) > 1 or not alike:
+            return None
         fields = {name: [getattr(part, name) for part in parts] for name in ("codes", "scale", "shift", "zero")}
-        return Grouped(**{name: torch.cat(each) for name, each in fields.items() if each[0] is not None})
+        return Grouped(**{name: torch.cat(each) for name, each in fields.items() if each[0] is not None}, order=first)
 
 
 @torch.no_grad()

@@ -54,6 +54,12 @@ void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float*
     return pack_stored(stored.data(), parts, k, bias, threads);
   });
 }
+int dw_matrix_order(void* matrix, const int64_t* order) {
+  return guarded(1, [&] {
+    reorder(*static_cast<Matrix*>(matrix), order);
+    return 0;
+  });
+}
 int dw_matrix_rows(const void* matrix, int64_t count, const int64_t* row, float* out, int threads) {
   return guarded(1, [&] {
     const Matrix& m = *static_cast<const Matrix*>(matrix);

@@ -27,7 +27,7 @@ DW_API void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* nu
                                const uint16_t* shift, const uint8_t* zero, const float* bias, int threads);
 /* Outputs that lie in memory as a GGUF file has them. */
 typedef struct {
-  int64_t format /* GGUF's number for its type */, rows, stride /* bytes from one output to the next */;
+  int64_t format /* GGUF's number for its type; 256: FP8 (e4m3), a float scale before the numbers of 128 inputs, the last ones' too */, rows, stride /* bytes from one output to the next */;
   const void* data;
   const int64_t* order; /* [rows] which row of `data` each output is, or null: as they lie */
   int64_t mapped;       /* 1: data lies in a mapped file that nobody has written to, whose pages are let go once read */
@@ -35,6 +35,9 @@ typedef struct {
 /* A weight of k inputs whose outputs are those of the parts, one after the other, in their own bits. Parts of other types
    must begin at a multiple of 16 outputs. */
 DW_API void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float* bias, int threads);
+/* Input number i of a matrix of whole numbers becomes number order[i] of [k], each of which comes once: rows are read so
+   before they are rounded. For a matrix that is not in use yet. */
+DW_API int dw_matrix_order(void* matrix, const int64_t* order);
 /* out [count][k]: the weights of some outputs, as floats */
 DW_API int dw_matrix_rows(const void* matrix, int64_t count, const int64_t* row, float* out, int threads);
 DW_API size_t dw_matrix_bytes(const void* matrix);

@@ -129,7 +129,7 @@ const Format* format(int number) {
   static const Format f32{F32, 1, 4, nullptr}, f16{F16, 1, 2, nullptr}, bfloat16{BF16, 1, 2, nullptr}, f4_0{Q4_0, 32, 18, q4_0},
       f4_1{INT4, 32, 20, q4_1}, f5_0{Q5_0, 32, 22, q5_0}, f5_1{Q5_1, 32, 24, q5_1}, f8_0{INT8, 32, 34, q8_0}, f2_k{Q2_K, 256, 84, q2_k},
       f3_k{Q3_K, 256, 110, q3_k}, f4_k{Q4_K, 256, 144, q4_k}, f5_k{Q5_K, 256, 176, q5_k}, f6_k{Q6_K, 256, 210, q6_k},
-      nl{IQ4_NL, 32, 18, q4_0}, xs{IQ4_XS, 256, 136, iq4_xs}, fp4{MXFP4, 32, 17, mxfp4};
+      nl{IQ4_NL, 32, 18, q4_0}, xs{IQ4_XS, 256, 136, iq4_xs}, fp4{MXFP4, 32, 17, mxfp4}, fp8{FP8, FP8_INPUTS, 4 + FP8_INPUTS, nullptr};
   switch (number) {
     case 0: return &f32;
     case 1: return &f16;
@@ -147,6 +147,7 @@ const Format* format(int number) {
     case 23: return &xs;
     case 30: return &bfloat16;
     case 39: return &fp4;
+    case FP8_FORMAT: return &fp8;
     default: return nullptr;
   }
 }

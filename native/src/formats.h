@@ -15,7 +15,9 @@ struct Block {
   uint8_t scales[16], shifts[16];     // of products: of each group
 };
 
-// A type of GGUF files: how it is packed, and the inputs and bytes of a block.
+constexpr int FP8_FORMAT = 256;  // which GGUF files do not have: a float scale, then the numbers (e4m3) of 128 inputs
+
+// A type of GGUF files, or FP8: how it is packed, and the inputs and bytes of a block.
 struct Format {
   Type type;
   int inputs, bytes;

@@ -26,10 +26,10 @@ inline bf16 rounded(float f) {  // to nearest even; a NaN stays one
 inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // Types of weights. Whole numbers have the names of the GGUF types that they hold; INT4 is also Q4_1, INT8 also Q8_0. UINT4 is
-// that of AWQ and GPTQ; _BF16: with scales of that type.
+// that of AWQ and GPTQ; _BF16: with scales of that type. FP8: floats of 8 bits (e4m3), with a scale for 128 inputs.
 enum Type : int {
   F32, BF16, F16, INT4, INT8, Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
-  UINT4, UINT4_BF16, INT8_BF16, TYPES
+  UINT4, UINT4_BF16, INT8_BF16, FP8, TYPES
 };
 
 constexpr int PANEL = 16;   // outputs that lie together
@@ -78,7 +78,10 @@ constexpr Layout layout(Type type) {
     default: return {};
   }
 }
-constexpr bool whole(Type type) { return type > F16; }
+constexpr bool whole(Type type) { return type > F16 && type < FP8; }
+
+// Of a panel of FP8, inputs that lie together: float scales [16], then [inputs / 4][2][16][2] numbers.
+constexpr int FP8_INPUTS = 128, FP8_BYTES = 4 * PANEL + FP8_INPUTS * PANEL;
 
 // Panels of a matrix that have one type.
 struct Section {
@@ -97,6 +100,7 @@ struct Matrix {
   int sections;
   Section section[SECTIONS];
   float* bias;      // [panels * PANEL], or null
+  int32_t* order;   // [k] which input of a row each of these is, where all types are whole; null: as they come
   size_t bytes;     // of all of these
 
   bool has(bool (*is)(Type)) const {

@@ -39,8 +39,11 @@ static void let_go([[maybe_unused]] const uint8_t* from, [[maybe_unused]] const 
 }
 
 // What k is rounded up to, and the bytes of a panel of kp inputs.
-static int64_t together(Type type) { return whole(type) ? layout(type).inputs() : type == F32 ? 1 : type == F16 ? 2 : 32; }
+static int64_t together(Type type) {
+  return whole(type) ? layout(type).inputs() : type == F32 ? 1 : type == F16 ? 2 : type == FP8 ? FP8_INPUTS : 32;
+}
 static int64_t panel_bytes(Type type, int64_t kp) {
+  if (type == FP8) return kp / FP8_INPUTS * FP8_BYTES;
   return whole(type) ? kp / layout(type).inputs() * layout(type).bytes() : kp * PANEL * (type == F32 ? 4 : 2);
 }
 
@@ -52,7 +55,7 @@ static uint8_t* place(const Matrix& m, const Section& section, int64_t panel, in
 static Matrix* made(int64_t n, int64_t k, const float* bias, const std::vector<std::pair<Type, int64_t>>& types) {
   if (n < 1 || k < 1 || k > 1 << 17) throw std::invalid_argument("a weight must have 1 to 131072 inputs and at least one output");
   if (types.size() > SECTIONS) throw std::invalid_argument("a weight has outputs of too many types");
-  Matrix* m = new Matrix{n, k, (n + PANEL - 1) / PANEL, k, 0, {}, nullptr, 0};
+  Matrix* m = new Matrix{n, k, (n + PANEL - 1) / PANEL, k, 0, {}, nullptr, nullptr, 0};
   try {
     for (const auto& [type, panels] : types) m->kp = std::max<int64_t>(m->kp, up(k, together(type)));
     int64_t first = 0;
@@ -103,6 +106,19 @@ static void put_float(const Matrix& m, const Section& section, int64_t panel, in
   if (section.type == F32) reinterpret_cast<float*>(at)[k * PANEL + i] = v;
   else if (section.type == F16) reinterpret_cast<uint16_t*>(at)[k * PANEL + i] = to_half(v);
   else reinterpret_cast<bf16*>(at)[(k / 2 * PANEL + i) * 2 + k % 2] = rounded(v);
+}
+
+// The place of a panel's number of output i and input k, behind the scales of the inputs that it lies with.
+static uint8_t* fp8_at(uint8_t* panel, int i, int64_t k) {
+  return panel + k / FP8_INPUTS * FP8_BYTES + 4 * PANEL + k % FP8_INPUTS / 2 * 2 * PANEL + 2 * i + k % 2;
+}
+
+// Put FP8_INPUTS numbers of output i behind their scale, from input k on.
+static void put_fp8(uint8_t* panel, int i, int64_t k, const uint8_t* from) {
+  float scale;
+  std::memcpy(&scale, from, 4);
+  reinterpret_cast<float*>(panel + k / FP8_INPUTS * FP8_BYTES)[i] = 256 * scale;  // kinds.h
+  for (int64_t j = 0; j < FP8_INPUTS; j++) *fp8_at(panel, i, k + j) = from[4 + j];
 }
 
 // Put 32 codes of output i of a panel; the place is zero.
@@ -215,7 +231,7 @@ Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias,
   std::vector<int64_t> first(parts + 1);
   for (int p = 0; p < parts; p++) {
     const Format* f = format(part[p].format);
-    if (!f || k % f->inputs) throw std::invalid_argument("a weight is of a type that is not known, or not of whole blocks");
+    if (!f || (k % f->inputs && f->type != FP8)) throw std::invalid_argument("a weight is of a type that is not known, or not of whole blocks");
     first[p + 1] = first[p] + part[p].rows;
     if (types.empty() || types.back().first != f->type) {
       if (first[p] % PANEL) throw std::invalid_argument("outputs of another type must begin at a multiple of 16");
@@ -232,6 +248,11 @@ Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias,
     const Format& f = *format(from.format);
     const int64_t own = row - first[p];
     const uint8_t* at = from.data + (from.order ? from.order[own] : own) * from.stride;
+    if (f.type == FP8) {
+      uint8_t* to = section.data + panel * panel_bytes(FP8, m->kp);
+      for (int64_t j = 0; j < k; j += f.inputs, at += f.bytes) put_fp8(to, i, j, at);
+      return;
+    }
     if (f.read) {
       Block block{};
       for (int64_t j = 0; j < k; j += f.inputs, at += f.bytes) f.read(at, block), put_block(*m, section, panel, i, j, block);
@@ -254,11 +275,14 @@ Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias,
 }
 
 static void unpack_floats(const Matrix& m, const Section& section, int64_t panel, int i, float* out) {
-  const uint8_t* at = section.data + panel * panel_bytes(section.type, m.kp);
+  uint8_t* at = section.data + panel * panel_bytes(section.type, m.kp);
   for (int64_t k = 0; k < m.k; k++) {
     if (section.type == F32) out[k] = reinterpret_cast<const float*>(at)[k * PANEL + i];
     else if (section.type == F16) out[k] = from_half(reinterpret_cast<const uint16_t*>(at)[k * PANEL + i]);
-    else out[k] = widened(reinterpret_cast<const bf16*>(at)[(k / 2 * PANEL + i) * 2 + k % 2]);
+    else if (section.type == FP8) {
+      const uint8_t code = *fp8_at(at, i, k);
+      out[k] = from_half(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7)) * reinterpret_cast<const float*>(at + k / FP8_INPUTS * FP8_BYTES)[i];
+    } else out[k] = widened(reinterpret_cast<const bf16*>(at)[(k / 2 * PANEL + i) * 2 + k % 2]);
   }
 }
 
@@ -289,15 +313,27 @@ void unpack(const Matrix& m, int64_t row, float* out) {
     const uint8_t* codes = at + l.head() + k % l.inputs() / GROUP * l.codes();
     for (int64_t j = k; j < std::min(m.k, k + l.group); j++) {
       const int code = code_at(l, codes, i, j % GROUP);
-      out[j] = (l.table ? l.table[code] : code - zero) * scale + shift;
+      out[m.order ? m.order[j] : j] = (l.table ? l.table[code] : code - zero) * scale + shift;
     }
   }
+}
+
+void reorder(Matrix& m, const int64_t* order) {
+  if (m.has([](Type t) { return !whole(t); })) throw std::invalid_argument("inputs of floats have no other order");
+  std::vector<bool> met(m.k);
+  for (int64_t i = 0; i < m.k; i++) {
+    if (order[i] < 0 || order[i] >= m.k || met[order[i]]) throw std::invalid_argument("an order must have each input once");
+    met[order[i]] = true;
+  }
+  if (!m.order) m.order = static_cast<int32_t*>(room(m, 4 * m.k));
+  std::copy(order, order + m.k, m.order);
 }
 
 void release(Matrix* m) {
   if (!m) return;
   for (const Section& section : m->section) std::free(section.data);
   std::free(m->bias);
+  std::free(m->order);
   delete m;
 }
 

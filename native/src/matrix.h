@@ -1,6 +1,6 @@
 // Matrices as the kernels read them. Panel after panel; those of floats in steps of 64 bytes: the weights of 16 outputs for as
 // many inputs as fit, so that a step is a vector of AVX-512 and a row of a tile of AMX:
-//   F32 [k][16], F16 [k / 2][2][16], BF16 [k / 2][16][2].
+//   F32 [k][16], F16 [k / 2][2][16], BF16 [k / 2][16][2]; FP8 after its scales (kernels.h).
 // Of whole numbers several groups lie together, after their scales (kernels.h). Codes of 32 inputs are planes of vectors of
 // 64 bytes [16][4]: byte (i, b) of a plane of n bits has of output i the inputs b, 4 + b, .., 8 / n of them, the first in
 // the low bits; first the vectors of low bits, then those of high bits.
@@ -29,6 +29,8 @@ struct Stored {
 // A weight of k inputs whose outputs are those of the parts, one after the other, without any rounding. Parts of different
 // types must begin at a multiple of 16 outputs.
 Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias, int threads);
+// Input number i of a matrix of whole numbers becomes input number order[i] of a row; order [k] has each of them once.
+void reorder(Matrix& m, const int64_t* order);
 // Weights [k] of output `row`.
 void unpack(const Matrix& m, int64_t row, float* out);
 void release(Matrix* m);

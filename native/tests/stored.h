@@ -14,13 +14,16 @@ namespace dw {
 // Random rows of a type with scales of about 1/64.
 inline std::vector<uint8_t> random_rows(int number, int64_t n, int64_t k, std::mt19937& random) {
   const Format& f = *format(number);
-  std::vector<uint8_t> data(n * k / f.inputs * f.bytes);
+  std::vector<uint8_t> data(n * ((k + f.inputs - 1) / f.inputs) * f.bytes);
   for (uint8_t& byte : data) byte = static_cast<uint8_t>(random());
   for (uint8_t* at = data.data(); at < data.data() + data.size(); at += f.bytes) {
     const float v = (random() % 64 + 1) / 4096.f;
     const uint16_t h = number == 30 ? rounded(v) : to_half(v);
     const auto set = [&](int place) { std::memcpy(at + place, &h, 2); };
     switch (number) {
+      case FP8_FORMAT:
+        for (int i = 4; i < f.bytes; i++) at[i] ^= (at[i] & 0x7f) == 0x7f;  // not a number
+        [[fallthrough]];
       case 0: std::memcpy(at, &v, 4); break;
       case 3: case 7: case 12: case 13: set(0), set(2); break;
       case 10: set(80), set(82); break;
@@ -40,7 +43,7 @@ inline int wrong_products(const Kernels& set) {
   std::vector<float> x(rows * k), w(k);
   for (int64_t i = 0; i < rows * k; i++) x[i] = i % GROUP == 0 ? 127.f : static_cast<float>(static_cast<int>(random() % 255) - 127);
   int wrong = 0;
-  for (int number : {0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39}) {
+  for (int number : {0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39, FP8_FORMAT}) {
     const std::vector<uint8_t> data = random_rows(number, n, k, random);
     const Stored part{number, n, static_cast<int64_t>(data.size()) / n, data.data(), nullptr, false};
     Matrix* m = pack_stored(&part, 1, k, nullptr, 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ from native_library import needs_native, python
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import in_groups
-from draftwood.models.backend.native import NativeMatrix, StoredRows, kernels
+from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, NativeMatrix, StoredRows, kernels
 from draftwood.models.checkpoints import gguf_file
+from draftwood.models.quantise import GROUP_SIZE, Grouped
 
 pytestmark = needs_native
 PLAIN = tuple(gguf_file.PLAIN_TYPES)
-TYPES = (*gguf_file.QUANTISED_TYPES, *PLAIN)
+TYPES = (*gguf_file.QUANTISED_TYPES, *PLAIN, "FP8")
 INPUTS = 512
 
 
 def stored(kind: str, rows: int, seed: int = 0, order: Any = None) -> tuple[StoredRows, torch.Tensor]:
     """Random rows of a type, and the weights [rows, INPUTS] that the gguf package reads from them."""
-    number = gguf.GGMLQuantizationType[kind]
-    if kind in PLAIN:
+    number = FP8_FORMAT if kind == "FP8" else gguf.GGMLQuantizationType[kind]
+    if kind == "FP8":
+        data, weights = float8_rows(rows, seed)
+    elif kind in PLAIN:
         values = torch.randn(rows, INPUTS, generator=torch.Generator().manual_seed(seed))
         weights = values.to(gguf_file.PLAIN_TYPES[kind])
         data = np.ascontiguousarray(weights.view(torch.uint8).numpy())
@@ -35,6 +39,16 @@ def stored(kind: str, rows: int, seed: int = 0, order: Any = None) -> tuple[Stor
         weights = gguf_files.dequantised(data, kind)
     chosen = weights.float() if order is None else weights.float()[torch.from_numpy(order)]
     return StoredRows(kind, int(number), INPUTS, data, order), chosen
+
+
+def float8_rows(rows: int, seed: int) -> tuple[Any, torch.Tensor]:
+    """Blocks of FP8 numbers, every one of them but NaN among them, behind a scale; and what they stand for."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 254, (rows, INPUTS), generator=draw)
+    numbers = (codes + (codes > 126)).to(torch.uint8).view(rows, -1, FP8_INPUTS)
+    scale = torch.rand(rows, INPUTS // FP8_INPUTS, 1, generator=draw) / 100
+    data = torch.cat((scale.view(torch.uint8), numbers), -1).flatten(1).numpy()
+    return data, (numbers.view(torch.float8_e4m3fn).float() * scale).flatten(1)
 
 
 def operands(count: int) -> torch.Tensor:
@@ -58,7 +72,7 @@ def test_products(kind: str) -> None:
     part, weights = stored(kind, 43)
     bias, x = torch.randn(43, generator=torch.Generator().manual_seed(3)), operands(9)
     found = NativeMatrix([part], bias)(x)
-    rows = x if kind in ("F32", "F16") else x.bfloat16() if kind == "BF16" else in_groups(x, torch.float32)
+    rows = x if kind in ("F32", "F16", "FP8") else x.bfloat16() if kind == "BF16" else in_groups(x, torch.float32)
     exact = rows.double() @ weights.double().T + bias
     assert ((found - exact).norm(dim=-1) <= 2e-6 * exact.norm(dim=-1)).all()
 
@@ -81,6 +95,26 @@ def test_a_matrix_of_several_types() -> None:
     alone = [NativeMatrix([part], None)(operands(5)) for part, _ in parts]
     assert torch.equal(found, torch.cat(alone, 1))
     torch.testing.assert_close(matrix.rows(torch.arange(85)), torch.cat([w for _, w in parts]), rtol=0, atol=1e-5)
+
+
+def test_inputs_in_another_order() -> None:
+    """As act-order leaves them: rows are rounded in groups of that order, and bits are those of rows so put."""
+    draw = torch.Generator().manual_seed(4)
+    codes = torch.randint(0, 16, (43, 96), generator=draw, dtype=torch.uint8)
+    zero = torch.randint(0, 16, (43, 96 // GROUP_SIZE), generator=draw, dtype=torch.uint8)
+    order, x = torch.randperm(96, generator=draw), torch.randn(13, 96, generator=draw)
+    plain = Grouped(codes, torch.rand(zero.shape, generator=draw).half(), zero=zero)
+    turned = replace(plain, order=order)
+    matrix = NativeMatrix(turned, None)
+    assert torch.equal(matrix(x), NativeMatrix(plain, None)(x[:, order]))
+    weight = torch.zeros(43, 96)
+    weight[:, order] = plain.weight()
+    assert torch.equal(matrix.rows(torch.arange(43)), weight) and torch.equal(turned.weight(), weight)
+    assert Grouped.joined([turned, plain]) is None
+    both = Grouped.joined([turned, replace(turned, order=order.clone())])
+    assert both is not None and torch.equal(NativeMatrix(both, None)(x), matrix(x).repeat(1, 2))
+    with pytest.raises(ModelError, match="an order must have each input once"):
+        NativeMatrix(replace(plain, order=order.clamp(min=1)), None)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +143,7 @@ for kind in tests.TYPES:
     tests.test_products(kind)
     tests.test_a_row_has_the_same_bits_in_any_company(kind)
 tests.test_a_matrix_of_several_types()
+tests.test_inputs_in_another_order()
 print(tests.kernels()[0])
 """
 

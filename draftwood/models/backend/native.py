@@ -21,6 +21,7 @@ from draftwood.models.quantise import Grouped
 ABI_VERSION = 10
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
+FP8_FORMAT, FP8_INPUTS = 256, 128  # of StoredRows: a float32 scale before so many numbers of 8 bits (e4m3)
 PLAIN_KINDS = frozenset({"float32", "bfloat16", "float16"})
 ATTENTION_PART, FEED_FORWARD_PART, EXPERTS_PART, PER_LAYER_INPUT_PART = range(4)
 QK_NORMS = {"one": 0, "each": 1, "whole": 2}
@@ -127,6 +128,8 @@ def library() -> ctypes.CDLL | str:
     lib.dw_model.argtypes = [POINTER(ModelShape), c_int]
     lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(ModelPart)]
     lib.dw_forward.argtypes = [c_void_p, c_void_p]
+    if hasattr(lib, "dw_matrix_order"):
+        lib.dw_matrix_order.argtypes = [c_void_p, c_void_p]
     if hasattr(lib, "dw_forward_walks"):
         lib.dw_model_recurrence.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_void_p]
         lib.dw_forward_walks.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -150,6 +153,11 @@ def unavailable() -> str | None:
 def reads_beside() -> bool:
     """True if the library is there and can compute EAGLE heads, which read embeddings beside the rows."""
     return unavailable() is None and hasattr(loaded_library(), "dw_reads_beside")
+
+
+def knows_fp8_and_orders() -> bool:
+    """True if the library computes FP8 weights, and matrices whose inputs are in another order than rows have them."""
+    return hasattr(loaded_library(), "dw_matrix_order")
 
 
 def knows_all_knobs() -> bool:
@@ -191,6 +199,7 @@ class NativeMatrix(nn.Module):
         """`kind`: float32, bfloat16, float16 or int8 (in groups of 32 inputs); None: the weight's own."""
         super().__init__()
         lib, threads = loaded_library(), torch.get_num_threads()
+        self._free = lib.dw_matrix_free
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models
         bias_floats = None if bias is None else bias.detach().float().contiguous()
         shape: tuple[int, int]
@@ -200,6 +209,8 @@ class NativeMatrix(nn.Module):
             parts = [None if part is None else part.contiguous() for part in given]
             places = [address(part) for part in parts]
             self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(bias_floats), threads)
+            if self.handle and weight.order is not None:
+                check(lib.dw_matrix_order(self.handle, weight.order.contiguous().data_ptr()) != 0)
         elif isinstance(weight, Tensor):
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
             weight = weight.detach().contiguous()
@@ -221,7 +232,6 @@ class NativeMatrix(nn.Module):
         self.out_features, self.in_features = shape
         check(not self.handle)
         self.weight_bytes = lib.dw_matrix_bytes(self.handle)
-        self._free = lib.dw_matrix_free
 
     def __del__(self) -> None:
         if handle := self.__dict__.pop("handle", None):

@@ -109,9 +109,9 @@ class ParameterReader:
         rows = [part for part in parts if isinstance(part, StoredRows)]
         groups = [part for part in parts if isinstance(part, Grouped)]
         order = self.family.order(name, self.config)
-        if len(groups) == len(parts) and len({part.kind for part in groups}) == 1:
+        if groups and len(groups) == len(parts):
             joined = Grouped.joined(groups)
-            return joined if order is None else joined.rows(order)
+            return joined if joined is None or order is None else joined.rows(order)
         if order is not None and len(rows) == len(parts):
             pieces = torch.split(order, [len(part) for part in rows])
             starts = accumulate([0, *(len(part) for part in rows[:-1])])

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.native import StoredRows
+from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, StoredRows, knows_fp8_and_orders
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
 from draftwood.models.quantise import GROUP_SIZE, Grouped
 from draftwood.util.safe_parsing import short_repr
@@ -39,6 +40,7 @@ COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "flo
 FLOAT8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT8_SCALES = ("weight_scale", "weight_scale_inv")
 FLOAT8_BLOCK = (128, 128)
+FP8_NOT_A_NUMBER = 0x7F  # but for its sign
 PLAIN_NUMBERS = {"F32": 0, "F16": 1, "BF16": 30}  # of the types in GGUF
 
 
@@ -61,19 +63,9 @@ class Scheme:
                 "checkpoint that they came from, or a GGUF file of the model"
             )
         bits = settings.get("bits", settings.get("w_bit", 8 if method == "fp8" else 4))
+        block = settings.get("weight_block_size") or FLOAT8_BLOCK
         if method == "compressed-tensors":
-            groups = settings.get("config_groups")
-            weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
-            bits = {each.get("num_bits") for each in weights}
-            bits = bits.pop() if len(bits) == 1 else sorted(map(str, bits))
-            form = settings.get("format")
-            if form not in COMPRESSED_FORMATS and form != "marlin-24":
-                raise ModelError(
-                    f"{place}: weights in the format {short_repr(form)} are not read ({', '.join(COMPRESSED_FORMATS)} "
-                    "are); give the checkpoint that they came from"
-                )
-            if form == "marlin-24" or settings.get("sparsity_config"):
-                raise ModelError(f"{place}: sparse weights are not read; give the checkpoint that they came from")
+            bits, block = _compressed(settings, place)
         if settings.get("packing_format") or settings.get("version") in ("gemv", "gemv_fast", "marlin"):
             form = settings.get("packing_format") or settings["version"]
             if form not in ("auto_round:auto_gptq", "auto_round:gptq"):
@@ -85,8 +77,24 @@ class Scheme:
                 f"{place}: codes of {short_repr(bits)} bits are not read, but 4 and 8 are; give another checkpoint"
             )
         old = method in ("gptq", "auto-round") and settings.get("checkpoint_format", "gptq") != "gptq_v2"
-        block = settings.get("weight_block_size") or FLOAT8_BLOCK
         return Scheme(method, bits, int(old), tuple(block))
+
+
+def _compressed(settings: dict[str, Any], place: Path) -> tuple[Any, Any]:
+    """The bits of a code, and the outputs and inputs of a block, as compressed-tensors' settings have them."""
+    form = settings.get("format")
+    if form not in COMPRESSED_FORMATS and form != "marlin-24":
+        raise ModelError(
+            f"{place}: weights in the format {short_repr(form)} are not read ({', '.join(COMPRESSED_FORMATS)} "
+            "are); give the checkpoint that they came from"
+        )
+    if form == "marlin-24" or settings.get("sparsity_config"):
+        raise ModelError(f"{place}: sparse weights are not read; give the checkpoint that they came from")
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    bits = {each.get("num_bits") for each in weights}
+    block = next((each["block_structure"] for each in weights if each.get("block_structure")), FLOAT8_BLOCK)
+    return bits.pop() if len(bits) == 1 else sorted(map(str, bits)), block
 
 
 class QuantisedSafetensors(Safetensors):
@@ -167,16 +175,20 @@ class QuantisedSafetensors(Safetensors):
             return self._stored_rows(name)
         parts = self._parts(name)
         if parts is None:
-            return None
+            return self._stored_float8(name)
         codes, scale, zero, group = parts
+        order = None
+        if isinstance(group, Tensor):  # each input names its group: inputs of a group are put side by side
+            order, group = group.argsort(stable=True), _even_size(group, scale.shape[1])
+            codes = codes[:, order]
         narrow = scale.dtype in (torch.float16, torch.bfloat16) and bool(scale.isfinite().all())
-        if isinstance(group, Tensor) or group % GROUP_SIZE or not narrow:
+        if not group or group % GROUP_SIZE or not narrow or (order is not None and not knows_fp8_and_orders()):
             return None
         count = -(-codes.shape[1] // GROUP_SIZE)
         scale, zero = (part.repeat_interleave(group // GROUP_SIZE, 1)[:, :count].contiguous() for part in (scale, zero))
         if self.scheme.bits == 4:
-            return Grouped(codes, scale, zero=zero.to(torch.uint8))
-        return Grouped((codes.int() - 128).to(torch.int8), scale) if bool((zero == 128).all()) else None
+            return Grouped(codes, scale, zero=zero.to(torch.uint8), order=order)
+        return Grouped((codes.int() - 128).to(torch.int8), scale, order=order) if bool((zero == 128).all()) else None
 
     def _stored_rows(self, name: str) -> StoredRows | None:
         weight = self.view_stored(name).contiguous()
@@ -228,15 +240,44 @@ class QuantisedSafetensors(Safetensors):
         return codes.to(torch.uint8).contiguous(), scale, zero, group
 
     def _float8(self, name: str) -> Tensor:
-        """A matrix of FP8 numbers [N, K], with a scale for all, for each output, or for each block of both."""
-        weight = self.view_stored(name).float()
+        """A matrix of FP8 numbers [N, K] dequantised to float32."""
+        weight, (scale, size) = self.view_stored(name), self._float8_scales(name)
+        return weight.float() * spread(scale, size, weight.shape[1])
+
+    def _float8_scales(self, name: str) -> tuple[Tensor, int]:
+        """Scales [N, K / size] float32 of a matrix of FP8 numbers, and the inputs of one.
+
+        They are stored for the whole matrix, for each output, or for each block of outputs and inputs. Raises
+        ModelError where they do not fit the matrix.
+        """
+        (rows, inputs), path = self.shape(name)
         prefix = name.removesuffix(".weight")
         scale_name = next(f"{prefix}.{one}" for one in FLOAT8_SCALES if self._is_stored(f"{prefix}.{one}"))
         scale = self.view_stored(scale_name).float()
-        if scale.dim() == 2 and scale.shape[1] > 1:
-            for axis, block in enumerate(self.scheme.block):
-                scale = scale.repeat_interleave(block, axis).narrow(axis, 0, weight.shape[axis])
-        return weight * (scale if scale.dim() == 2 else scale.reshape(-1, 1))
+        if scale.numel() == 1 or [*scale.shape] in ([rows], [rows, 1]):
+            return scale.reshape(-1, 1).expand(rows, 1), inputs
+        height, size = self.scheme.block
+        if [*scale.shape] != [-(-rows // height), -(-inputs // size)]:
+            raise ModelError(
+                f"{path}: the parts of quantised matrix {prefix} do not fit each other (scales {list(scale.shape)} of "
+                f"[{rows}, {inputs}] in blocks of {height} and {size}); fetch the checkpoint again, or correct "
+                "quantization_config"
+            )
+        return scale.repeat_interleave(height, 0)[:rows], size
+
+    def _stored_float8(self, name: str) -> StoredRows | None:
+        """A matrix of FP8 numbers as the kernels read it: blocks of 128 inputs behind their scale."""
+        weight, (scale, size) = self.view_stored(name), self._float8_scales(name)
+        rows, inputs = weight.shape
+        codes = weight.view(torch.uint8)
+        known = weight.dtype == torch.float8_e4m3fn and not bool((codes & 0x7F == FP8_NOT_A_NUMBER).any())
+        if not known or (size % FP8_INPUTS and size != inputs) or not knows_fp8_and_orders():
+            return None
+        count = -(-inputs // FP8_INPUTS)
+        scale = scale.repeat_interleave(-(-size // FP8_INPUTS), 1)[:, :count, None].contiguous()
+        blocks = F.pad(codes, (0, count * FP8_INPUTS - inputs)).view(rows, count, FP8_INPUTS)
+        data = torch.cat((scale.view(torch.uint8), blocks), -1).flatten(1)
+        return StoredRows("FP8", FP8_FORMAT, inputs, data.numpy())
 
 
 def unpacked(words: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
@@ -244,6 +285,13 @@ def unpacked(words: Tensor, bits: int, places: tuple[int, ...] | None = None) ->
     count = WORD_BITS // bits
     shifts = torch.tensor([bits * place for place in (places or range(count))], dtype=torch.int32)
     return (words[:, :, None] >> shifts & ((1 << bits) - 1)).flatten(1)
+
+
+def _even_size(group: Tensor, count: int) -> int:
+    """The inputs of a group where all but the last of `count` groups have as many; else 0."""
+    sizes = torch.bincount(group, minlength=count)
+    even = bool((sizes[:-1] == sizes[0]).all()) and 0 < int(sizes[-1]) <= int(sizes[0])
+    return int(sizes[0]) if even else 0
 
 
 def spread(values: Tensor, group: int | Tensor, inputs: int) -> Tensor:

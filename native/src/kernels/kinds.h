@@ -30,20 +30,21 @@ static inline Floats shortened(Floats x) {
   return bits((w & 0x7fffffff) > 0x7f800000 ? (w | 0x400000) & 0xffff0000u : near);
 }
 
-// WIDTH numbers of float16 as floats
-static inline Floats halves(const uint16_t* p) {
+// float16 as floats
+static inline Floats halves(Shorts s) {
 #if DW_WIDTH == 16 && defined(__AVX512F__)
-  return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)s);
 #elif DW_WIDTH == 8 && defined(__F16C__)
-  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (Floats)_mm256_cvtph_ps((__m128i)s);
 #elif DW_WIDTH == 4 && defined(__aarch64__)
-  return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+  return (Floats)vcvt_f32_f16((float16x4_t)s);
 #else
-  Words w = __builtin_convertvector(*reinterpret_cast<const Shorts*>(p), Words);
+  Words w = __builtin_convertvector(s, Words);
   Words size = (Words)(bits((w & 0x7fff) << 13) * 0x1p112f) | ((w & 0x7c00) == 0x7c00 ? 0x7f800000 : Words{});
   return bits(size | (w & 0x8000) << 16);
 #endif
 }
+static inline Floats halves(const uint16_t* p) { return halves(*reinterpret_cast<const Shorts*>(p)); }
 
 struct Float32 {
   typedef Floats Sum;
@@ -58,6 +59,17 @@ struct Float16 : Float32 {  // [2][16] float16 in a step; an operand is a float
   static constexpr int INPUTS = 2, PARTS = 2, CHAINS = REGISTERS == 16 ? 12 : 24;
   template <int h> static inline Floats part(const uint8_t* w, int v) {
     return halves(reinterpret_cast<const uint16_t*>(w) + h * PANEL + v * WIDTH);
+  }
+};
+
+// Floats of 8 bits, two inputs of an output beside each other: as float16 they are a 256th, which their scale makes up for.
+struct Float8 : Float32 {
+  typedef int16_t Signed __attribute__((vector_size(2 * DW_WIDTH), aligned(2), may_alias));
+  static constexpr int INPUTS = 4, PARTS = 4, CHAINS = Float16::CHAINS;
+  template <int h> static inline Floats part(const uint8_t* w, int v) {
+    Shorts two = reinterpret_cast<const Shorts*>(w + h / 2 * 2 * PANEL)[v];
+    if constexpr (h % 2 == 0) two <<= 8;
+    return halves((Shorts)((Signed)two >> 1) & 0xbf80);  // the sign, then four digits of exponent and three more
   }
 };
 

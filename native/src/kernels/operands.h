@@ -17,7 +17,7 @@ struct Operand {
       bytes += needed ? up(size * rows, 64) : 0;
       return place;
     };
-    floats = reinterpret_cast<float*>(part(m.has([](Type t) { return t == F32 || t == F16; }), 4 * kp));
+    floats = reinterpret_cast<float*>(part(m.has([](Type t) { return t == F32 || t == F16 || t == FP8; }), 4 * kp));
     bfloats = reinterpret_cast<Bfloat16::X*>(part(m.has([](Type t) { return t == BF16; }), sizeof(Bfloat16::X) * pairs()));
     const bool numbered = m.has(whole);
     given = reinterpret_cast<Given*>(part(numbered, sizeof(Given) * groups));
@@ -74,6 +74,10 @@ static void convert(const Matrix& m, const float* x, void* operand, int64_t row,
   if (to.bfloats) Bfloat16::put(x, m.k, m.kp, to.bfloats + row * to.pairs());
   if (!to.given) return;
   int8_t* code = to.numbers + row * m.kp;
-  for (int64_t i = 0; i < m.kp; i += GROUP)
-    to.given[row * to.groups + i / GROUP] = quantised(x + i, i < m.k ? m.k - i < GROUP ? m.k - i : GROUP : 0, code + i);
+  for (int64_t i = 0; i < m.kp; i += GROUP) {
+    const int64_t n = i < m.k ? m.k - i < GROUP ? m.k - i : GROUP : 0;
+    alignas(64) float taken[GROUP];
+    for (int64_t j = 0; m.order && j < n; j++) taken[j] = x[m.order[i + j]];
+    to.given[row * to.groups + i / GROUP] = quantised(m.order ? taken : x + i, n, code + i);
+  }
 }

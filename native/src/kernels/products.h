@@ -103,6 +103,24 @@ static __attribute__((noinline)) void block(const Task<typename Kind::X>& t, int
   t.template store<R, P>(sum, row, panel);
 }
 
+// Floats of 8 bits: sums of the inputs that share a scale, scaled and added up in order.
+template <int R, int P> static __attribute__((noinline)) void scaled_block(const Task<float>& t, int64_t row, int64_t panel) {
+  const int64_t bytes = t.m.kp / FP8_INPUTS * FP8_BYTES;
+  const uint8_t* w = t.section.data + panel * bytes;
+  const float* x = t.x + row * t.ldx;
+  Floats sum[R][P * VECTORS] = {};
+  for (int64_t left = bytes; left > 0; left -= FP8_BYTES, w += FP8_BYTES, x += FP8_INPUTS) {
+    Floats part[R][P * VECTORS] = {};
+    chains<Float8, R, P>(part, x, t.ldx, w + 4 * PANEL, bytes, FP8_INPUTS / Float8::INPUTS, left);
+    DW_UNROLL for (int p = 0; p < P; p++)
+      DW_UNROLL for (int v = 0; v < VECTORS; v++) {
+        const Floats scale = load(reinterpret_cast<const float*>(w + p * bytes) + v * WIDTH);
+        DW_UNROLL for (int r = 0; r < R; r++) sum[r][p * VECTORS + v] = fma(part[r][p * VECTORS + v], scale, sum[r][p * VECTORS + v]);
+      }
+  }
+  t.template store<R, P>(sum, row, panel);
+}
+
 // Steps [S, END) of four inputs of a group: P panels lie `panel` bytes apart, rows of x `ldx` numbers.
 template <class Kind, int R, int P, int S, int END>
 DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, int64_t ldx, const uint8_t* codes, int64_t panel) {
@@ -182,7 +200,9 @@ template <class Kind>
 static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t from, int64_t to) {
   for (int64_t top = 0; top < rows; top += TALL)
     blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
-      block<Kind, decltype(r)::value, decltype(p)::value>(task, top + row, panel);
+      constexpr int R = decltype(r)::value, P = decltype(p)::value;
+      if constexpr (Kind::INPUTS == Float8::INPUTS) scaled_block<R, P>(task, top + row, panel);
+      else block<Kind, R, P>(task, top + row, panel);
     });
 }
 
@@ -211,7 +231,7 @@ template <class Kind> static void numbers(const Task<int32_t>& task, int64_t row
 // f(Numbers<type>) for a type of whole numbers
 template <class F, int T = F16 + 1> static inline void with_kind(Type type, F f) {
   if (type == T) return f(Numbers<static_cast<Type>(T)>{});
-  if constexpr (T + 1 < TYPES) with_kind<F, T + 1>(type, f);
+  if constexpr (T + 1 < FP8) with_kind<F, T + 1>(type, f);
 }
 
 #ifdef DW_TILES
@@ -222,6 +242,7 @@ static void multiply_section(const Matrix& m, const Section& section, int64_t ro
                              int64_t from, int64_t to) {
   if (section.type == F32) return floats<Float32>({m, section, x.floats, m.kp, nullptr, out, ldo}, rows, from, to);
   if (section.type == F16) return floats<Float16>({m, section, x.floats, m.kp, nullptr, out, ldo}, rows, from, to);
+  if (section.type == FP8) return floats<Float8>({m, section, x.floats, m.kp, nullptr, out, ldo}, rows, from, to);
 #ifdef DW_TILES  // for any number of rows: elsewhere bfloat16 is rounded otherwise
   if (section.type == BF16) return tile_products(m, section, rows, x.bfloats, out, ldo, from, to);
 #endif

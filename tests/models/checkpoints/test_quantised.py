@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,15 @@ def awq(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return parts, stands_for
 
 
+def groups_of_inputs(count: int, shuffled: bool) -> torch.Tensor:
+    group = torch.arange(count) // GROUP
+    return group[torch.randperm(count, generator=torch.Generator().manual_seed(1))] if shuffled else group
+
+
 def gptq(weight: torch.Tensor, bits: int = 4, shuffled: bool = False) -> tuple[Parts, torch.Tensor]:
     codes, scale, zero, stands_for = rounded(weight, bits, bits == 4, torch.float16)
     zero = zero.clamp(min=1)  # the format stores one less
-    group = torch.arange(weight.shape[1]) // GROUP
-    if shuffled:
-        group = group[torch.randperm(len(group), generator=torch.Generator().manual_seed(1))]
+    group = groups_of_inputs(weight.shape[1], shuffled)
     stands_for = (codes - zero[:, group]) * scale.float()[:, group]
     parts = {"qweight": words(codes, bits).T.contiguous(), "qzeros": words(zero.T - 1, bits)}
     return {**parts, "scales": scale.T.contiguous(), "g_idx": group.int()}, stands_for
@@ -75,7 +79,7 @@ def eight(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return {"weight": codes.to(torch.int8), "weight_scale": scale}, codes * scale.float()
 
 
-def float8(weight: torch.Tensor, block: int = 48) -> tuple[Parts, torch.Tensor]:
+def float8(weight: torch.Tensor, block: int = 128) -> tuple[Parts, torch.Tensor]:
     counts = [-(-size // block) for size in weight.shape]
     scale = torch.rand(counts, generator=torch.Generator().manual_seed(2)) / 400 + 1e-3
     wide = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)[: len(weight), : weight.shape[1]]
@@ -99,13 +103,19 @@ METHODS: dict[str, tuple[dict[str, Any], Make, str]] = {  # settings, parts of a
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, "uint4"),
     "gptq": ({"quant_method": "gptq", "bits": 4}, gptq, "uint4"),
     "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8}, lambda w: gptq(w, 8), "int8"),
-    "gptq, act order": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, shuffled=True), "float32"),
+    "gptq, act order": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, shuffled=True), "uint4"),
+    "gptq, 8 bits, act order": ({"quant_method": "gptq", "bits": 8}, lambda w: gptq(w, 8, True), "int8"),
     "auto-round": ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, gptq, "uint4"),
     "pack-quantized": (compressed(4, "pack-quantized"), packed, "uint4_bf16"),
     "with zero points": (compressed(4, "pack-quantized"), lambda w: packed(w, True), "uint4_bf16"),
     "int-quantized": (compressed(8, "int-quantized"), eight, "int8_bf16"),
-    "float-quantized": (compressed(8, "float-quantized", "float"), float8_rows, "float32"),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [48, 48]}, float8, "float32"),
+    "float-quantized": (compressed(8, "float-quantized", "float"), float8_rows, "fp8"),
+    "fp8": ({"quant_method": "fp8"}, float8, "fp8"),
+    "fp8, small blocks": (
+        {"quant_method": "fp8", "weight_block_size": [48, 48]},
+        lambda w: float8(w, 48),
+        "float32",
+    ),
 }
 
 
@@ -140,6 +150,13 @@ def test_dequantised(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(quantised), logits(plain), atol=1e-5, rtol=1e-5)
 
 
+def rounded_inputs(_: torch.nn.Module, inputs: tuple[torch.Tensor], turned: bool) -> tuple[torch.Tensor]:
+    order = torch.arange(inputs[0].shape[-1])
+    if turned:
+        order = groups_of_inputs(len(order), True).argsort(stable=True)
+    return (in_groups(inputs[0][..., order], torch.float32)[..., order.argsort()].double(),)
+
+
 @needs_native
 @pytest.mark.parametrize("name", METHODS)
 def test_in_the_bits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
@@ -149,8 +166,8 @@ def test_in_the_bits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     assert model.layers[0].mixer.qkv.kind == model.layers[1].feed.down.kind == kind and model.head.kind == "f32"
     right = checkpoint.load(plain, "float64", packed=False)
     for module in right.layers.modules():
-        if isinstance(module, torch.nn.Linear) and kind != "float32":  # inputs as the kernels round them
-            module.register_forward_pre_hook(lambda _, inputs: (in_groups(inputs[0], torch.float32).double(),))
+        if isinstance(module, torch.nn.Linear) and kind not in ("float32", "fp8"):  # inputs as the kernels round them
+            module.register_forward_pre_hook(partial(rounded_inputs, turned="act order" in name))
     found, exact = ours(model, chain(PROMPT)).double(), ours(right, chain(PROMPT))
     assert (found - exact).norm() < 0.01 * (exact - exact.mean()).norm()
 
@@ -192,6 +209,31 @@ def test_parts_that_do_not_fit_are_named(part: str, broken: str, tmp_path: Path)
         del tensors[name]
     save_file(tensors, quantised / "model.safetensors")
     with pytest.raises(ModelError, match=r"model.safetensors: the parts of quantised matrix .*mlp.up_proj do not fit"):
+        checkpoint.load(quantised)
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "kind"), [("gptq, act order", "float32"), ("fp8", "float32")])
+def test_what_the_kernels_cannot_hold_is_widened(name: str, kind: str, tmp_path: Path) -> None:
+    """Queries whose inputs are in another order than the keys'; FP8 weights with a NaN."""
+    quantised, _ = write(tmp_path, name)
+    tensors = load_file(quantised / "model.safetensors")
+    if name == "fp8":
+        tensors["model.layers.0.self_attn.q_proj.weight"].view(torch.uint8)[3, 5] = 0xFF
+    else:
+        tensors["model.layers.0.self_attn.q_proj.g_idx"] = groups_of_inputs(WIDTH, False).int()
+    save_file(tensors, quantised / "model.safetensors")
+    model = checkpoint.load(quantised, "auto")
+    assert model.layers[0].mixer.qkv.kind == kind and model.layers[1].mixer.qkv.kind != kind
+    assert bool(ours(model, chain(PROMPT)).isnan().any()) == (name == "fp8")
+
+
+def test_scales_of_fp8_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    quantised, _ = write(tmp_path, "fp8, small blocks")
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [128, 128]
+    (quantised / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"scales .* in blocks of 128 and 128.; fetch the checkpoint again"):
         checkpoint.load(quantised)
 
 
