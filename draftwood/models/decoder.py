@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
-from draftwood.models.backend.native import NativeMatrix, kernels, knows_all_knobs
+from draftwood.models.backend.native import NativeMatrix, kernels, knows_all_knobs, knows_fp8_and_orders
 from draftwood.models.backend.program import Program
 from draftwood.models.backend.recurrent import available
 from draftwood.models.base import Batch
@@ -63,7 +63,9 @@ class Decoder(DecoderWeights):
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
         if self._program is not None or not self.native or self.streams is not None:
             return self._program is not None
-        return (not self.recurrent_shapes or available()) and (not self.config.has_rare_knobs or knows_all_knobs())
+        known = not self.config.has_new_knobs or knows_fp8_and_orders()
+        rare = not self.config.has_rare_knobs or knows_all_knobs()
+        return (not self.recurrent_shapes or available()) and known and rare
 
     @property
     def kernels(self) -> str:
@@ -295,7 +297,7 @@ def _mask(
     if stored is None or at is None:
         return additive(seen, dtype)
     if kind.window and seen.shape[-1] > kind.window:  # in a span of at most `window` slots nothing is too far
-        seen = seen & (stored > at - kind.window)
+        seen = seen & (stored >= (at // kind.window * kind.window if kind.chunked else at - kind.window + 1))
     bias = additive(seen, dtype)
     if kind.alibi is None:
         return bias

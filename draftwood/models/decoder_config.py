@@ -83,6 +83,7 @@ class DecoderConfig:
     position_offset: int | None = None  # learned positions, number p in row p + offset; None: rotary positions
     rotary_dim: int | None = None  # leading components of each head that are rotated, 0 none; None: all
     window: int = 0  # positions that a row sees, its own included; 0: all
+    chunked: bool = False  # positions are in chunks as wide as the window, and a row sees those of its own chunk
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     attention_scale: float | None = None  # None: head_dim ** -0.5
@@ -106,6 +107,12 @@ class DecoderConfig:
         mixers = any(c.alibi or c.query_growth or c.latent or c.inner_norm for c in each)
         feeds = any(c.hidden_act == "xielu" or (c.experts and c.experts.is_rare) for c in each)
         return mixers or feeds or self.embedding_norm
+
+    @property
+    def has_new_knobs(self) -> bool:
+        """True if a layer has knobs that no native library knows without FP8 and orders."""
+        each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
+        return any(c.chunked or (c.experts and c.experts.weighs_inputs) for c in each)
 
     @property
     def rotated(self) -> int:

@@ -33,6 +33,7 @@ class AttentionKind(NamedTuple):
     rotary: Rotary | None
     alibi: Alibi | None = None
     growth: QueryGrowth | None = None
+    chunked: bool = False
 
     @property
     def by_position(self) -> bool:
@@ -77,7 +78,8 @@ class DecoderWeights(nn.Module):
         rotaries: dict[Any, Rotary] = {}
         kinds = [
             AttentionKind(
-                *(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries)), c.alibi, c.query_growth
+                *(c.window, c.num_attention_heads, c.num_key_value_heads, _rotary(c, rotaries)),
+                *(c.alibi, c.query_growth, c.chunked),
             )
             for c in ([c for c in each if c.attends] or each[:1])
         ]

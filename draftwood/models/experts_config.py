@@ -15,6 +15,8 @@ class ExpertsConfig:
     where they are `normalised`, times `scale`. A shared expert is added for every row, times the sigmoid of a gate of
     its own (`shared_gate`).
 
+    With `weighs_inputs` (Llama 4) weights multiply what the experts read, and not what they make.
+
     With a `jitter` they are chosen by a sparse mixer (Liu et al. 2024, arXiv 2409.12136): one after the other is the
     one with the largest logit of those left, and its weight the softmax among those of which the logit is near.
 
@@ -39,6 +41,7 @@ class ExpertsConfig:
     shared_size: int = 0  # hidden units of the shared expert; 0: there is none
     shared_gate: bool = False
     beside_mlp: bool = False
+    weighs_inputs: bool = False
     limit: float | None = None  # gpt-oss: (up + 1) * gate * sigmoid(1.702 gate), with |up| and gate at most this
 
     @property

@@ -68,7 +68,7 @@ enum { DW_ONE_NORM, DW_HEAD_NORMS, DW_WHOLE_NORM };    /* of queries and keys: o
    of the router's outputs, or the sigmoid of each; of several groups from those with the largest sums of two only. The
    shared expert, the last one, is everyone's. */
 typedef struct {
-  int32_t count, chosen, sigmoid, normalised /* weights are divided by their sum */, groups, chosen_groups, shared;
+  int32_t count, chosen, sigmoid /* 2: and weights multiply what experts read, not what they make */, normalised /* weights are divided by their sum */, groups, chosen_groups, shared;
   int32_t shared_gate /* the router's last output is the shared expert's, whose sigmoid is its weight */;
   float scale /* of weights */, limit /* of what gates and ups are cut to, and 1 is added to ups; 0: none */;
   const void* router;          /* matrix of [count + shared_gate] outputs */
@@ -95,7 +95,7 @@ typedef struct {
 typedef struct {
   int32_t kind, joined /* reads the rows that the part before has read, and not its sum */, layer_norm;
   int32_t heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
-  int32_t window /* positions that are seen, own included; 0: all */, rope /* which table */, keys, values /* planes */;
+  int32_t window /* positions that are seen, own included; 0: all; less: from the first on of the chunk of -window that has the own one */, rope /* which table */, keys, values /* planes */;
   int32_t borrowed /* keys and values are those of an earlier layer: up = q */, gate /* each head's query is followed by a
                       gate [head_dim], whose sigmoid multiplies what the head gets */;
   int32_t qk_norm, late_norm /* behind the rotation */, value_norm /* values are divided by their root mean square */;

@@ -183,6 +183,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   size_t bytes;
   const Mixture m = laid_out(f.k, e, width, rows, memory, bytes);
   const int64_t each = m.each(), pairs = rows * each;
+  const bool weighs_inputs = e.sigmoid == 2;
   const Matrix& router = matrix(e.router);
   f.each(crew, rows, [&](int64_t i) {
     float *tmp = f.own(crew), *row = m.rows + i * width;
@@ -210,7 +211,13 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
   auto expert_of = [&](int64_t p) { return std::upper_bound(m.start, m.start + m.count() + 1, p) - m.start - 1; };
   f.each(crew, pairs, [&](int64_t p) {
     const int64_t i = expert_of(p), first = m.start[i];
-    f.k.convert(matrix(e.up[i]), (i < e.count ? m.rows : m.shared) + m.row[p] * width, m.operand + m.at[i], p - first, m.start[i + 1] - first);
+    const float* row = (i < e.count ? m.rows : m.shared) + m.row[p] * width;
+    if (weighs_inputs && i < e.count) {
+      const float weight = m.weight[std::find(m.place + m.row[p] * each, m.place + (m.row[p] + 1) * each, p) - m.place];
+      for (int64_t d = 0; d < width; d++) f.own(crew)[d] = row[d] * weight;
+      row = f.own(crew);
+    }
+    f.k.convert(matrix(e.up[i]), row, m.operand + m.at[i], p - first, m.start[i + 1] - first);
   });
   multiply(f, crew, m, false);
   f.each(crew, pairs, [&](int64_t p) {
@@ -229,7 +236,7 @@ void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& p
     float* out = f.branch + i * f.wide;
     std::fill(out, out + width, 0.f);
     const int64_t last = (i + 1) * each - (e.router_norm ? 1 : 0);
-    for (int64_t j = i * each; j < last; j++) f.k.add(out, m.down + m.place[j] * m.wide_down, m.weight[j], width);
+    for (int64_t j = i * each; j < last; j++) f.k.add(out, m.down + m.place[j] * m.wide_down, weighs_inputs ? 1 : m.weight[j], width);
     if (!e.router_norm) return;
     float* tmp = f.own(crew);
     f.norm(part, out, e.own_post_norm, nullptr, width, out);

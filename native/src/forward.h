@@ -156,6 +156,12 @@ struct Forward {
     }
   }
 
+  // How many of the first of `all` positions the last one does not see.
+  static int64_t out_of_sight(const dw_part& part, int64_t all) {
+    if (part.window < 0) return (all - 1) / -part.window * -part.window;
+    return part.window && all > part.window ? all - part.window : 0;
+  }
+
   // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
   void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
     const int64_t dim = part.head_dim, value_dim = part.value_dim, group = part.heads / part.kv_heads, segment = batch.segment[first];
@@ -165,7 +171,7 @@ struct Forward {
       int count = 0;
       int64_t shared = 0, room = 0;
       for (int64_t i = first; i < last; i++) {
-        const int64_t all = length(batch, i), hidden = part.window && all > part.window ? all - part.window : 0, n = all - hidden;
+        const int64_t all = length(batch, i), hidden = out_of_sight(part, all), n = all - hidden;
         const int64_t trunk = last == first + 1 ? n : hidden ? 0 : batch.seen[i] / PANEL * PANEL;
         shared = i == first ? trunk : std::min(shared, trunk);
         for (int64_t g = from; g < std::min(from + QUERIES, group); g++, room += up(n, PANEL))

@@ -247,6 +247,20 @@ VARIANTS |= {
     ),
     "minimax_m2": ("minimax_m2", {**LOCAL, "rotary_dim": 4}),
     "hunyuan_moe": ("hunyuan_v1_moe", {**SHAPE, "head_dim": 8, "num_experts": 6, "moe_topk": 2}),
+    "llama4": (
+        "llama4_text",
+        {
+            **{**LOCAL, "num_hidden_layers": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+            **{"attention_chunk_size": 5, "no_rope_layers": [1, 1, 0, 1], "floor_scale": 3, "attn_scale": 0.4},
+        },
+    ),
+    "llama4_plain": (
+        "llama4_text",
+        {
+            **{**LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "attention_chunk_size": None},
+            **{"use_qk_norm": False, "attn_temperature_tuning": False},
+        },
+    ),
     "granitemoeshared": ("granitemoeshared", {**LOCAL, "shared_intermediate_size": 24, "residual_multiplier": 0.3}),
 }
 BLOOM = {**{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"}, "n_layer": 3, "n_head": 4}

@@ -150,7 +150,7 @@ class Program:
             up, down, native.kind = part.first, part.o, ATTENTION_PART
             self._attention(native, part)
             native.heads, native.kv_heads, native.head_dim = part.heads, part.kv_heads, part.head_dim
-            native.window, native.rotary_dim = c.window, c.rotated
+            native.window, native.rotary_dim = -c.window if c.chunked else c.window, c.rotated
             native.scale, native.softcap, native.clip = c.query_scale, c.attention_softcap or 0, c.qkv_clip or 0
             native.borrowed, native.gate, native.value_norm = c.kv_layer is not None, c.output_gate, c.value_norm
             native.qk_norm, native.late_norm = QK_NORMS[c.qk_norm or "one"], c.late_qk_norm
@@ -213,7 +213,14 @@ class Program:
             for name in ("first", "down")
         )
         made = MixtureShape(
-            *(e.count, e.chosen, e.scoring == "sigmoid", e.normalised, e.groups, e.chosen_groups),
+            *(
+                e.count,
+                e.chosen,
+                2 if e.weighs_inputs else e.scoring == "sigmoid",
+                e.normalised,
+                e.groups,
+                e.chosen_groups,
+            ),
             *(part.shared is not None, part.shared_gate is not None, e.scale, e.limit or 0),
             *(self._matrix(router), self._vector(part.selection_bias), addressof(ups), addressof(downs)),
         )

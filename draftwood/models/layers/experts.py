@@ -83,8 +83,12 @@ class Experts(Part):
         out = torch.zeros_like(rows)
         for number in sorted(set(chosen.flatten().tolist())):
             where, place = (chosen == number).nonzero(as_tuple=True)
-            made = self.experts[number](rows[None, where])[0]
-            out = out.index_add(0, where, (made * weights[where, place, None]).to(out.dtype))
+            own, weight = rows[where], weights[where, place, None]
+            if self.how.weighs_inputs:
+                made = self.experts[number]((own * weight).to(own.dtype)[None])[0]
+            else:
+                made = self.experts[number](own[None])[0] * weight
+            out = out.index_add(0, where, made.to(out.dtype))
         return out
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,22 +63,27 @@ GLM_4: Names = {
 }
 
 
+def rotating_layers(raw: Raw, layers: int) -> list[int]:
+    """1 for each layer that rotates queries and keys, 0 for others: by default for every fourth."""
+    every = keys.positive_int(raw, "no_rope_layer_interval", 4)
+    rotates: Any = raw.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
+    if not isinstance(rotates, list) or len(rotates) < layers or any(each not in (0, 1) for each in rotates):
+        raise ModelError(f"no_rope_layers is {short_repr(rotates)}, but must have 0 or 1 for each of {layers} layers")
+    return rotates[:layers]
+
+
 def smollm3(raw: Raw) -> DecoderConfig:
     """Every fourth layer does not rotate."""
     shape = shape_of(raw, 128256, 2048, 11008, 36, 16, 4, None)
-    layers, every = shape["num_hidden_layers"], keys.positive_int(raw, "no_rope_layer_interval", 4)
-    rotates: Any = raw.get("no_rope_layers")
-    if rotates is None:
-        rotates = [int((layer + 1) % every != 0) for layer in range(layers)]
-    if not isinstance(rotates, list) or len(rotates) < layers or any(each not in (0, 1) for each in rotates):
-        raise ModelError(f"no_rope_layers is {short_repr(rotates)}, but must have 0 or 1 for each of {layers} layers")
+    layers = shape["num_hidden_layers"]
+    rotates = rotating_layers(raw, layers)
     window = sliding_window(raw, None) if keys.flag(raw, "use_sliding_window", False) else 0
     windows = layer_windows(raw, layers, window, lambda layer: window > 0 and not rotates[layer])
     return DecoderConfig(
         **llama_like(usual_rope(raw, 2e6), shape, 32768, tied=True),
         **attention_bias(raw),
         mlp_bias=keys.flag(raw, "mlp_bias", False),
-        layers=per_layer(window=windows, rotary_dim=[None if each else 0 for each in rotates[:layers]]),
+        layers=per_layer(window=windows, rotary_dim=[None if each else 0 for each in rotates]),
     )
 
 

@@ -1,12 +1,13 @@
-"""More families with experts: dots.llm1, MiniMax-M2, Hunyuan-A13B, and Granite's with a shared one."""
+"""More families with experts: dots.llm1, MiniMax-M2, Hunyuan-A13B, Granite's with a shared one, and Llama 4."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
-from draftwood.models.checkpoints.families.dense import HUNYUAN, hunyuan
+from draftwood.models.checkpoints.families.dense import HUNYUAN, hunyuan, rotating_layers
 from draftwood.models.checkpoints.families.experts import (
     GLM_4_MOE,
     GRANITE_MOE,
@@ -28,9 +29,10 @@ from draftwood.models.checkpoints.families.family import (
     sliding_window,
     usual_rope,
 )
-from draftwood.models.checkpoints.tensor_names import HEAD_NORMS, Names
-from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.checkpoints.tensor_names import HEAD_NORMS, LLAMA, Names
+from draftwood.models.decoder_config import DecoderConfig, QueryGrowth, per_layer
 from draftwood.models.experts_config import ExpertsConfig
+from draftwood.util.safe_parsing import short_repr
 
 _LAYER, _FEED = "model.layers.{i}", "layers.{i}.feed"
 DOTS_1: Names = GLM_4_MOE
@@ -50,6 +52,21 @@ GRANITE_MOE_SHARED: Names = {
     **GRANITE_MOE,
     f"{_FEED}.shared.gate_up.weight": (f"{_LAYER}.shared_mlp.input_linear.weight",),
     f"{_FEED}.shared.down.weight": (f"{_LAYER}.shared_mlp.output_linear.weight",),
+}
+_GATES = ("gate", "up")
+LLAMA_4: Names = {
+    **LLAMA,
+    "layers.{i}.mixer.q_norm": (),
+    "layers.{i}.mixer.k_norm": (),
+    f"{_FEED}.gate_up.weight": tuple(f"{_LAYER}.feed_forward.{x}_proj.weight" for x in _GATES),
+    f"{_FEED}.down.weight": (f"{_LAYER}.feed_forward.down_proj.weight",),
+    f"{_FEED}.router.weight": (f"{_LAYER}.feed_forward.router.weight",),
+    **{
+        f"{_FEED}.experts.{{e}}.{x}.weight": (f"{_LAYER}.feed_forward.experts.{x}_proj[{{e}}]",)
+        for x in ("gate_up", "down")
+    },
+    f"{_FEED}.shared.gate_up.weight": tuple(f"{_LAYER}.feed_forward.shared_expert.{x}_proj.weight" for x in _GATES),
+    f"{_FEED}.shared.down.weight": (f"{_LAYER}.feed_forward.shared_expert.down_proj.weight",),
 }
 
 
@@ -108,3 +125,45 @@ def granitemoeshared(raw: Raw) -> DecoderConfig:
     assert config.experts is not None
     shared = keys.whole_number(raw, "shared_intermediate_size", 0)
     return replace(config, experts=replace(config.experts, shared_size=shared))
+
+
+def llama4(raw: Raw) -> DecoderConfig:
+    """The text part of Llama 4: layers that rotate see a chunk of positions, others all, and their queries grow."""
+    shape = shape_of(raw, 202048, 5120, 8192, 48, 40, 8, 128)
+    layers, inner = shape["num_hidden_layers"], shape["intermediate_size"]
+    experts = ExpertsConfig(
+        **experts_of({**raw, "num_experts": raw.get("num_local_experts"), "moe_intermediate_size": None}, 16, 1, inner),
+        scoring="sigmoid",
+        weighs_inputs=True,
+        shared_size=inner,
+    )
+    step, mixed = keys.positive_int(raw, "interleave_moe_layer_step", 1), raw.get("moe_layers")
+    mixed = range(step - 1, layers, step) if mixed is None else mixed
+    rotates = rotating_layers(raw, layers)
+    chunk = 0 if raw.get("attention_chunk_size", 0) is None else keys.positive_int(raw, "attention_chunk_size", 8192)
+    usual = ["chunked_attention" if chunk and turns else "full_attention" for turns in rotates]
+    types = raw.get("layer_types") or usual
+    if types != usual or not all(type(layer) is int for layer in mixed):
+        raise ModelError(
+            f"layer_types is {short_repr(types)} and moe_layers {short_repr(mixed)}, but layers that rotate must have "
+            "chunked_attention, others full_attention, and moe_layers must be numbers of layers"
+        )
+    growth = None
+    if raw.get("attn_temperature_tuning", True):
+        beta = keys.positive_number(raw, "attn_scale", 0.1)
+        growth = QueryGrowth(beta, keys.positive_int(raw, "floor_scale", 8192), 1)
+    normed = "one" if keys.flag(raw, "use_qk_norm", True) else None
+    knobs = per_layer(
+        window=[chunk if turns else 0 for turns in rotates],
+        chunked=[bool(chunk and turns) for turns in rotates],
+        rotary_dim=[None if turns else 0 for turns in rotates],
+        qk_norm=[normed if turns else None for turns in rotates],
+        query_growth=[None if turns else growth for turns in rotates],
+    )
+    dense = keys.positive_int(raw, "intermediate_size_mlp", 16384)
+    return DecoderConfig(
+        **llama_like(usual_rope(raw, 500_000.0), {**shape, "intermediate_size": dense}, 131072, 1e-5),
+        **attention_bias(raw),
+        **layers_with(experts, [layer in mixed for layer in range(layers)], {"layers": knobs}),
+        late_qk_norm=True,
+    )

@@ -77,6 +77,7 @@ FAMILIES: dict[str, Family] = {
     "dots1": Family(mixtures.dots1, mixtures.DOTS_1),
     "minimax_m2": Family(mixtures.minimax_m2, mixtures.MINIMAX_M2),
     "hunyuan_v1_moe": Family(mixtures.hunyuan_moe, mixtures.HUNYUAN_MOE),
+    "llama4_text": Family(mixtures.llama4, mixtures.LLAMA_4, transposed=experts.STACKED, orders=PAIRS),
     "granitemoeshared": Family(mixtures.granitemoeshared, mixtures.GRANITE_MOE_SHARED),
     "phimoe": Family(experts.phimoe, experts.PHI_MOE),
     "olmoe": Family(experts.olmoe, experts.OLMOE),
