@@ -62,7 +62,7 @@ def _valid(arguments: str | dict[str, Any]) -> None:
 
 
 class Clients:
-    """What all clients share: the server's address and its greedy texts alone."""
+    """The server's address and its greedy texts alone, which all clients share."""
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -227,7 +227,7 @@ KINDS: dict[str, Kind] = HEAVY | {
 
 
 def memory(pid: int) -> float:
-    """What a process holds, in MB."""
+    """The memory of a process, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 

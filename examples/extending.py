@@ -95,7 +95,7 @@ class AmongBest:
 
 # -- method
 class Bigram(OneHypothesis):
-    """What a user names: `bigram` with its options."""
+    """The method `bigram` with its options, as a user names it."""
 
     name = "bigram"
     summary = "the token that followed most often so far, as drafts"

@@ -43,7 +43,7 @@ TOKENS = 40
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one family's model computes beside transformers' class."""
+    """The numbers of one family's model beside those of transformers' class."""
 
     family: str
     kind: str
@@ -75,7 +75,7 @@ def compared(makers: Any, name: str) -> Comparison:
 
 
 def kind_of(config: DecoderConfig) -> str:
-    """What tells a family's layers from Llama's, in a few words."""
+    """The marks that tell a family's layers from Llama's, in a few words."""
     each = [config.layer(number) for number in range(config.num_hidden_layers)]
     recurrent = next((layer.recurrent for layer in each if layer.recurrent), None)
     marks = {

@@ -27,7 +27,7 @@ DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
 
 @dataclass(frozen=True)
 class Drafter:
-    """What one training makes: the arguments of its command, and the method that drafts with it."""
+    """One training: the arguments of its command, and the method that drafts with it."""
 
     command: str
     arguments: Sequence[str]

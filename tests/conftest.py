@@ -1,4 +1,4 @@
-"""What all tests share: one thread, so that sums do not depend on the machine; a tiny pair; the command line."""
+"""Fixtures of all tests: one thread, so that sums do not depend on the machine; a tiny pair; the command line."""
 
 from __future__ import annotations
 

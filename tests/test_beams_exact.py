@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from beam_enumeration import Scripted
 from beam_reference import BeamLaw, Beams, Sequence_
-from enumeration import Choices, Law, replays
+from enumeration import Law, ScriptedChoices, replays
 from tabular import exact_law, total_variation
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
@@ -24,7 +24,7 @@ EXACT = 1e-12
 
 
 class Enumerated:
-    """An engine whose beams are drawn and judged by `Choices`."""
+    """An engine whose beams are drawn and judged by `ScriptedChoices`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Enumerated:
         self.target = target or TabularModel.random(vocab, seed=seed)
         self.end = end
         self.engine = Engine(self.target, [draft or TabularModel.random(vocab, seed=seed + 1)], end_tokens=end)
-        self.choices = Choices([])
+        self.choices = ScriptedChoices([])
         for module in ("draftwood.verify.layers", "draftwood.draft.beam"):
             patch.setattr(f"{module}.Seeded", lambda streams, purpose: Scripted(self.choices))
 
@@ -46,7 +46,7 @@ class Enumerated:
         """The law of `outcome(result)`; also checks the likelihoods of every single run."""
         wanted = BeamLaw(self.target, PROMPT, SamplingParams(**sampling), self.end, method.get("warp", "joint"))
 
-        def experiment(choices: Choices) -> Hashable:
+        def experiment(choices: ScriptedChoices) -> Hashable:
             self.choices = choices
             result = self.engine.generate(PROMPT, method, sampling, max_new_tokens=tokens)
             for beam in result.beams:

@@ -1,4 +1,4 @@
-"""What can be refused without weights is refused before any are read, by the library and by every command."""
+"""Input that can be refused without weights is refused before any are read, by the library and every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README and the documentation show runs as printed, and nothing that exists is missing from them."""
+"""The examples of README and documentation run as printed, and nothing that exists is missing from them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """What a page shows of a language."""
+    """The examples of a language on a page."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def executed(*arguments: str) -> str:
-    """What a process of its own prints."""
+    """The output of a process of its own."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""What comes with the embedded target for drafting with itself: heads and a skip set, small and worth having."""
+"""Files next to the embedded target for drafting with itself: heads and a skip set, small and worth having."""
 
 import functools
 from itertools import islice

@@ -42,7 +42,8 @@ class Decoder:
             yield ids
 
     def run(self) -> None:
-        numbers, running = count(), []
+        numbers = count()
+        running: list[Any] = []
         while True:
             with self.waiting:
                 while not self.new and not running:

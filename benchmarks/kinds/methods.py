@@ -14,7 +14,7 @@ from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows, Strict
 from draftwood.engine.metrics import PARTS
 from draftwood.eval.evaluation import evaluate
-from draftwood.eval.running import Job, Plan
+from draftwood.eval.running import EvalJob, EvalPlan
 from draftwood.eval.store import records_of
 from draftwood.eval.summary import (
     RATIOS,
@@ -105,7 +105,7 @@ class Methods(Kind):
         chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
         methods = [Method.parse(dict(setting.method)) for setting in settings]
         items = [(task, task.instances(self.limit)) for task in chosen]
-        plan = Plan(methods, items, SamplingParams(**sampling), range(1), warmup=1)
+        plan = EvalPlan(methods, items, SamplingParams(**sampling), range(1), warmup=1)
         records = self.records(bench, plan, place)
         groups: dict[str, list[list[Record]]] = {}
         for name in tasks:
@@ -116,11 +116,11 @@ class Methods(Kind):
             groups[name] = [with_usual_rounds([each[key] for key in shared]) for each in made]
         return groups
 
-    def records(self, bench: Bench, plan: Plan, place: str) -> list[Record]:
+    def records(self, bench: Bench, plan: EvalPlan, place: str) -> list[Record]:
         """The runs of a plan, as they are made or were made before; after Ctrl-C those that there are."""
         out, counts = bench.work / place, [0, 0]
 
-        def on_job(job: Job) -> None:
+        def on_job(job: EvalJob) -> None:
             bench.on_progress(f"{place}: {job.task.name}, {job.method.name}", *counts)
             counts[0] += 1
 

@@ -39,7 +39,7 @@ def hybrids() -> str:
 
 
 def random_models(experiment: str, said: str) -> str:
-    """What is said of files with random weights, and a row for each; empty where none was measured."""
+    """The section about files with random weights, a row for each; empty where none was measured."""
     if not documents(experiment):
         return ""
     found, rows, speeds = frame(experiment, "files"), frame(experiment, "rows"), speed(experiment)

@@ -30,7 +30,7 @@ def side_by_side() -> str:
     lines = []
     for run, document in documents.items():
         rows = document["tables"]["peers"]
-        best = {}
+        best: dict[Any, Any] = {}
         for row in rows:
             if not row["server"].startswith("draftwood"):
                 clients, rate = row["clients"], value(row["tokens_per_second"])
@@ -54,7 +54,7 @@ def side_by_side() -> str:
 
 
 def crowds() -> str:
-    """What became of the requests of many clients, and first tokens beside heavy ones."""
+    """The fates of the requests of many clients, and first tokens beside heavy ones."""
     documents = _documents("clients")
     lines, waits = [], []
     for run, document in documents.items():

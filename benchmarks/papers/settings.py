@@ -1,4 +1,4 @@
-"""What the papers measured with, as data: methods by label, tasks, sampling and scale (settings.yaml)."""
+"""Settings of the papers as data: methods by label, tasks, sampling and scale (settings.yaml)."""
 
 from __future__ import annotations
 

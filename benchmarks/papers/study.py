@@ -18,7 +18,7 @@ from benchmarks.papers.settings import PLAIN, Entry, PaperSettings, files
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.intervals import Array, Interval
-from draftwood.eval.running import Job, Plan
+from draftwood.eval.running import EvalJob, EvalPlan
 from draftwood.eval.store import records_of
 from draftwood.eval.summary import NATS, SECONDS, TOKENS, over, paired, per_item, scored, summary_of
 from draftwood.eval.summary import field as number
@@ -259,7 +259,7 @@ class Study:
             entries[label] = (entry, parsed)
         asked = self.instances(sweep.tasks or list(self.paper.tasks))
         methods = [parsed for _, parsed in entries.values()]
-        plan = Plan(methods, list(asked.values()), SamplingParams(**sweep.sampling), range(self.size.seeds))
+        plan = EvalPlan(methods, list(asked.values()), SamplingParams(**sweep.sampling), range(self.size.seeds))
         summary = self._evaluated(name, plan)
         self.session = summary["sessions"][-1]
         records = list(records_of(self.out / name).values())
@@ -274,10 +274,10 @@ class Study:
                 self.rows.append({"sweep": name, "task": task, "method": label, **about, **lossy, **known})
         return result
 
-    def _evaluated(self, name: str, plan: Plan) -> dict[str, Any]:
+    def _evaluated(self, name: str, plan: EvalPlan) -> dict[str, Any]:
         """The summary of a plan's runs: of all, or of those that could be made in time."""
 
-        def told(job: Job) -> None:
+        def told(job: EvalJob) -> None:
             if self.over:
                 raise KeyboardInterrupt
             self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")
@@ -334,6 +334,6 @@ class Study:
         self.findings.append(result)
 
     def tables(self) -> dict[str, Any]:
-        """What was found as plain data."""
+        """The results as plain data."""
         tables = {"findings": self.findings, "learned": self.learned, "rows": self.rows}
         return {"environment": dict(self.session), "notes": self.notes, "tables": tables}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from draftwood.util.config import Count
 
 CHECKS = "Checks"
 RISK = 1e-6  # chance that a comparison of samples fails an exact method
 Advance: TypeAlias = Callable[[], None]  # called after each step of a check
-Count = Annotated[int, Field(ge=1)]
 
 
 class Budget(BaseModel):
@@ -29,7 +30,7 @@ class Budget(BaseModel):
     seed: int = Field(default=1, description="Of tabular models and runs.")
 
 
-Verdict: TypeAlias = Literal["PASS", "FAIL", "LOSSY", "N/A"]
+CheckVerdict: TypeAlias = Literal["PASS", "FAIL", "LOSSY", "N/A"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,6 @@ class Check:
     """
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     reason: str
     figures: dict[str, Any] = field(default_factory=dict)

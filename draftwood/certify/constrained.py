@@ -11,7 +11,7 @@ from draftwood.certify.checks import Advance, Check
 from draftwood.certify.demands import LETTERS, Demand, LanguageMatchers, few_letters, letters
 from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import variants
-from draftwood.certify.laws import Found
+from draftwood.certify.laws import Observed
 from draftwood.certify.references import (
     BeamLaw,
     Output,
@@ -76,7 +76,7 @@ class ConstrainedCase(Case):
             self.faults.add(fault)
         return result
 
-    def found(self) -> Found:
+    def experiment(self) -> Observed:
         return self.run()
 
     def fault(self, result: GenerationResult) -> str:

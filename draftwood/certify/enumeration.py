@@ -35,7 +35,7 @@ class NotDiscrete(Exception):
     """An experiment asks for continuous noise, which cannot be enumerated."""
 
 
-class Choices:
+class ScriptedChoices:
     """Scripted randomness of one replay: `choose` follows the script, then takes the first possible option.
 
     An experiment that ends with the token that was drawn last, whichever it is, says that it is `closed`: outcomes that
@@ -84,7 +84,9 @@ class Choices:
 
 
 def replays(
-    experiment: Callable[[Choices], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
+    experiment: Callable[[ScriptedChoices], Outcome],
+    max_outcomes: int | None = None,
+    advance: Callable[[], None] | None = None,
 ) -> Iterator[tuple[float, Outcome]]:
     """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are more.
 
@@ -95,7 +97,7 @@ def replays(
     while todo:
         if max_outcomes is not None and done >= max_outcomes:
             raise TooLarge
-        choices = Choices(todo.pop())
+        choices = ScriptedChoices(todo.pop())
         outcomes = choices.outcomes(experiment(choices))
         done += len(outcomes)
         if advance is not None:
@@ -105,7 +107,7 @@ def replays(
             todo += [[*choices.taken[:place], option] for option in options]
 
 
-class _Dive(Choices):
+class _Dive(ScriptedChoices):
     """One replay that takes options at random and counts them."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -119,7 +121,7 @@ class _Dive(Choices):
         return self.rng.choice(options)
 
 
-def fits(experiment: Callable[[Choices], object], max_outcomes: int, dives: int = 5) -> bool:
+def fits(experiment: Callable[[ScriptedChoices], object], max_outcomes: int, dives: int = 5) -> bool:
     """True where an experiment has an estimated `max_outcomes` or fewer, by random dives (Knuth 1975).
 
     Two replays are enough where it has far fewer.
@@ -137,7 +139,9 @@ def fits(experiment: Callable[[Choices], object], max_outcomes: int, dives: int 
 
 
 def law_of(
-    experiment: Callable[[Choices], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
+    experiment: Callable[[ScriptedChoices], Outcome],
+    max_outcomes: int | None = None,
+    advance: Callable[[], None] | None = None,
 ) -> Law[Outcome]:
     """The exact distribution of an experiment's outcome."""
     law: Law[Outcome] = {}
@@ -146,7 +150,7 @@ def law_of(
     return law
 
 
-def sequences(choices: Choices, q: Tensor, count: int, replacement: bool) -> list[int]:
+def sequences(choices: ScriptedChoices, q: Tensor, count: int, replacement: bool) -> list[int]:
     """Up to `count` draws from q [V], one after the other; without replacement, drawn tokens are out."""
     weights = q.tolist()
     drawn: list[int] = []
@@ -161,7 +165,7 @@ def sequences(choices: Choices, q: Tensor, count: int, replacement: bool) -> lis
 class Scripted:
     """`Choices` as the randomness of beams (verify/joint.py)."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: ScriptedChoices) -> None:
         self.choices = choices
 
     def coin(self, chance: float) -> bool:
@@ -184,12 +188,12 @@ class Reused(Exception):
 class _Coin:
     """A uniform number that is compared with a chance, or handed to `draw`, once."""
 
-    def __init__(self, choices: Choices, purpose: str) -> None:
+    def __init__(self, choices: ScriptedChoices, purpose: str) -> None:
         self.choices = choices
         self.purpose = purpose
         self.used = False
 
-    def use(self) -> Choices:
+    def use(self) -> ScriptedChoices:
         if self.used:
             raise Reused("one random number decides two things")
         self.used = True
@@ -211,7 +215,7 @@ class EnumeratedRandomness:
     """
 
     def __init__(self, replace: Replace, purposes: Sequence[str] = ENUMERATED) -> None:
-        self.choices = Choices([])
+        self.choices = ScriptedChoices([])
         uniform, draw = Streams.uniform, distributions.draw
 
         def scripted_uniform(streams: Streams, purpose: str) -> Any:
@@ -250,8 +254,8 @@ class EnumeratedRandomness:
         """True where `law_of` takes an estimated `max_outcomes` replays or fewer."""
         return fits(self._experiment(run), max_outcomes)
 
-    def _experiment(self, run: Callable[[], Outcome]) -> Callable[[Choices], Outcome]:
-        def experiment(choices: Choices) -> Outcome:
+    def _experiment(self, run: Callable[[], Outcome]) -> Callable[[ScriptedChoices], Outcome]:
+        def experiment(choices: ScriptedChoices) -> Outcome:
             self.choices = choices
             return run()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftwood.certify.checks import RISK, Advance, Check, Verdict
+from draftwood.certify.checks import RISK, Advance, Check, CheckVerdict
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import occasions, shrunk, variants, windows
@@ -132,7 +132,7 @@ def _judged(
     elif needed := required(method):
         rarest = min(needed, key=lambda rule: (rules[rule], rule))
         reason += f"; {len(needed)} rules exercised, '{rarest}' {rules[rarest]:,} times, others more often"
-    verdict: Verdict = "FAIL" if missing or not right else "PASS" if method.lossless else "LOSSY"
+    verdict: CheckVerdict = "FAIL" if missing or not right else "PASS" if method.lossless else "LOSSY"
     return Check(name, verdict, reason, figures)
 
 

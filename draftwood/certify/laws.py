@@ -29,7 +29,7 @@ class Opening:
         return [token for round_ in self.rounds for token in round_.tokens]
 
 
-Found: TypeAlias = GenerationResult | Opening
+Observed: TypeAlias = GenerationResult | Opening
 
 
 class Reference(Protocol):
@@ -84,7 +84,7 @@ class LayerLaws:
     rules: Callable[[Round], str] = lambda round_: ""
     faults: set[str] = field(default_factory=set)
 
-    def outcome(self, result: Found) -> History:
+    def outcome(self, result: Observed) -> History:
         if len(result.rounds) == 1 and (fault := self.rules(result.rounds[0])):
             self.faults.add(fault)
         return layers_of(result)
@@ -178,7 +178,7 @@ def _output(round_: Round, node: int, token: int) -> Output:
     return tuple(round_.path(node, token)[1:])
 
 
-def layers_of(result: Found) -> History:
+def layers_of(result: Observed) -> History:
     """Every layer of beams that a result went through, as generated tokens."""
     trunk = list(result.prompt_tokens[:-1])
     start = len(result.prompt_tokens)
@@ -196,7 +196,7 @@ def set_of_beams(result: GenerationResult) -> Beams:
     return tuple(sorted(tuple(beam.tokens) for beam in result.beams))
 
 
-def output_of(result: Found) -> Output:
+def output_of(result: Observed) -> Output:
     """The generated tokens."""
     return tuple(result.tokens)
 

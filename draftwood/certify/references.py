@@ -6,16 +6,17 @@ Written from the definitions with plain loops; no code is shared with what is ju
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from draftwood.models.tabular import TabularModel
 from draftwood.sampling.params import SamplingParams
 
 Output: TypeAlias = tuple[int, ...]  # generated tokens
 Beams: TypeAlias = tuple[Output, ...]  # a set of hypotheses, sorted
+Name = TypeVar("Name", bound=Hashable)
 End: TypeAlias = Iterable[int] | Callable[[Output], bool]  # the tokens that end an output, or whether one is over
 
 
@@ -193,17 +194,21 @@ class BeamLaw:
         """Law of `width` draws in order and with multiplicity, below the hypotheses `before`."""
         key = tuple(sorted(set(before))), width, replacement
         if key not in self._draws:
-            p = self.layer(key[0])
-            law: dict[Beams, float] = {(): 1.0}
-            for _ in range(width if replacement else min(width, len(p))):
-                law = {
-                    (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))
-                    for drawn, chance in law.items()
-                    for name, value in p.items()
-                    if replacement or name not in drawn
-                }
-            self._draws[key] = law
+            self._draws[key] = ordered_draws(self.layer(key[0]), width, replacement)
         return self._draws[key]
+
+
+def ordered_draws(p: Mapping[Name, float], count: int, replacement: bool) -> dict[tuple[Name, ...], float]:
+    """The law of `count` draws from p, all above 0, in order; of distinct ones all names where there are fewer."""
+    law: dict[tuple[Name, ...], float] = {(): 1.0}
+    for _ in range(count if replacement else min(count, len(p))):
+        law = {
+            (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))
+            for drawn, chance in law.items()
+            for name, value in p.items()
+            if replacement or name not in drawn
+        }
+    return law
 
 
 def slow_width(

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from draftwood.certify.checks import Advance, Budget, Check, Verdict
+from draftwood.certify.checks import Advance, Budget, Check, CheckVerdict
 from draftwood.certify.constrained import CHECK_NAME, constrained_check
 from draftwood.certify.exactness import SAMPLED_CELLS, rule_check, sampled_check
 from draftwood.certify.pair import ModelPair, greedy_check, position_check
@@ -32,8 +32,6 @@ from draftwood.methods import METHODS, Method
 from draftwood.sampling.params import SamplingParams
 
 Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
-
-
 POLL_SECONDS = 0.2  # seconds between looks at whether the work of other processes is still wanted
 _unwanted: Event  # in such a process
 
@@ -52,7 +50,7 @@ class Certificate:
     complete: bool = True
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         """FAIL where any check fails; LOSSY of a method that does not claim to be exact; N/A if nothing was done."""
         verdicts = [check.verdict for check in self.checks]
         if "FAIL" in verdicts:
@@ -76,10 +74,10 @@ class Report:
     complete: bool
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         """The worst; LOSSY and N/A only where there is nothing else."""
         verdicts = [certificate.verdict for certificate in self.certificates]
-        order: tuple[Verdict, ...] = ("FAIL", "PASS", "LOSSY")
+        order: tuple[CheckVerdict, ...] = ("FAIL", "PASS", "LOSSY")
         return next((verdict for verdict in order if verdict in verdicts), "N/A")
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,12 +111,11 @@ def certify(
     for want of trained parts, is N/A with the reason. A method that raises an error on tabular models fails.
     """
     budget = budget or Budget()
-    pair = ModelPair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
-    return _certificate(method, *_in_turn(method, pair, budget, watch, []))
+    return _certificate(method, *_in_turn(method, _pair(engine, prompts, params, budget), budget, watch, []))
 
 
 Checked: TypeAlias = tuple[list[Check], bool]  # some checks of a method; whether all were done
-Job: TypeAlias = tuple[str, int | None, Callable[[Advance], Check]]  # name, steps where they are known
+CheckJob: TypeAlias = tuple[str, int | None, Callable[[Advance], Check]]  # name, steps where they are known
 Jobs: TypeAlias = dict[str, Callable[[Method, Budget, Advance], Check]]
 
 OF_A_METHOD: Jobs = {
@@ -139,14 +136,14 @@ def _tabular(method: Method, budget: Budget, watch: Watch | None, names: Iterabl
 def _paired(method: Method, pair: ModelPair | None, watch: Watch | None) -> Checked:
     if pair is None:
         return [], True
-    jobs: list[Job] = [
+    jobs: list[CheckJob] = [
         ("greedy text of the pair", len(pair.prompts), partial(greedy_check, pair, method)),
         ("sampled tokens of the pair", pair.budget.pair_runs, partial(position_check, pair, method)),
     ]
     return _checked(method, jobs, watch)
 
 
-def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: type | tuple[()] = ()) -> Checked:
+def _checked(method: Method, jobs: Sequence[CheckJob], watch: Watch | None, faults: type | tuple[()] = ()) -> Checked:
     """A check that raises fails; one that the pair cannot take part in is N/A, unless such errors are `faults`."""
     checks: list[Check] = []
     for name, steps, run in jobs:
@@ -285,7 +282,7 @@ def certify_each(
     that asks for them keeps its own work under `if __name__ == "__main__"`.
     """
     budget = budget or Budget()
-    pair = ModelPair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
+    pair = _pair(engine, prompts, params, budget)
     place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
     environment = provenance.session(*place)
     methods, certificates = list(methods), list[Certificate]()

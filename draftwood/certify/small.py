@@ -15,8 +15,8 @@ from typing import Any
 from draftwood.certify.enumeration import Law, TooLarge, enumerated
 from draftwood.certify.laws import (
     BeamRules,
-    Found,
     LayerLaws,
+    Observed,
     Opening,
     OpeningLaw,
     Reference,
@@ -29,9 +29,9 @@ from draftwood.certify.references import BeamLaw, Output, exact_law, slow_beam_s
 from draftwood.certify.rules import Tally
 from draftwood.certify.tables import (
     PROMPT,
-    Exit,
     SkippedTarget,
     StandInBlock,
+    StandInExit,
     StandInHead,
     StandInHeads,
     in_other_tokens,
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def _drafter(self) -> str | None:
-        """What a method drafts from, where it has the choice."""
+        """The name of the method's drafter, where it has the choice."""
         return getattr(self.method, "drafter", None)
 
     def _stand_in(self) -> CausalModel:
@@ -147,7 +147,7 @@ class Case:
         if "heads" in type(self.method).model_fields:
             return StandInHeads(self._random(9), max(2, self.tokens - 2))
         skips = isinstance(self.method, SelfSpeculative) or self._drafter == "skip"
-        return (SkippedTarget if skips else Exit)(self._random(9), self.target)
+        return (SkippedTarget if skips else StandInExit)(self._random(9), self.target)
 
     @property
     def judged(self) -> TabularModel:
@@ -180,13 +180,13 @@ class Case:
             advance()
 
         with enumerated() as randomness:
-            if not randomness.fits(self.found, max_replays):
+            if not randomness.fits(self.experiment, max_replays):
                 raise TooLarge
             self.counts.clear()
             expected = self.reference
 
             def run() -> Any:
-                result = self.found()
+                result = self.experiment()
                 randomness.choices.closed = self.closed(result)
                 return expected.outcome(result)
 
@@ -232,7 +232,7 @@ class Case:
         generation = prepare(engine, self.prompt, **options)
         return generation, engine.scheduler.events(engine.scheduler.submit(engine.builder.task(generation)))
 
-    def found(self) -> Found:
+    def experiment(self) -> Observed:
         """The experiment that is enumerated: a generation, or its first rounds."""
         if not self.rounds:
             return self.run()
@@ -247,7 +247,7 @@ class Case:
                     break
         return Opening(list(self.prompt), rounds)
 
-    def closed(self, result: Found) -> bool:
+    def closed(self, result: Observed) -> bool:
         """True where an enumeration looks no further than the last token, whichever it is."""
         last = result.rounds[-1]
         drawn = len(last.roots) == 1 and last.kinds[-1:] != ["accepted"]

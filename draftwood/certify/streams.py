@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftwood.certify.checks import RISK, Advance, Check
 from draftwood.certify.distances import Sample, chi_square_tail
+from draftwood.certify.references import ordered_draws
 from draftwood.sampling.distributions import PURPOSES, Streams, draw_distinct, draw_iid
 from draftwood.verify.joint import Seeded
 
@@ -182,29 +183,15 @@ def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
         count("beams distinct 1", tuple(beams.distinct(rows[1].double(), 2)))
         count("beams iid 0", (*beams.picks(rows[0].double(), 2), beams.pick(rows[0].double())))
         count("coins", (beams.coin(0.3), beams.coin(0.3)))
+    possible = [{token: p for token, p in enumerate(row) if p > 0} for row in TESTED_LAWS]
     laws: dict[str, dict[Any, float]] = {
-        **{f"distinct {number}": _ordered(TESTED_LAWS[number], 3, False) for number in range(len(TESTED_LAWS))},
-        "distinct 0, 1": {
-            (a, b): p * q for a, p in enumerate(TESTED_LAWS[0]) for b, q in enumerate(TESTED_LAWS[1]) if p * q > 0
-        },
-        "iid 1": _ordered(TESTED_LAWS[1], 2, True),
-        "beams distinct 1": _ordered(TESTED_LAWS[1], 2, False),
-        "beams iid 0": _ordered(TESTED_LAWS[0], 3, True),
+        **{f"distinct {number}": ordered_draws(possible[number], 3, False) for number in range(len(TESTED_LAWS))},
+        "distinct 0, 1": {(a, b): p * q for a, p in possible[0].items() for b, q in possible[1].items()},
+        "iid 1": ordered_draws(possible[1], 2, True),
+        "beams distinct 1": ordered_draws(possible[1], 2, False),
+        "beams iid 0": ordered_draws(possible[0], 3, True),
         "coins": {(a, b): (0.3 if a else 0.7) * (0.3 if b else 0.7) for a in (True, False) for b in (True, False)},
     }
     for what, law in laws.items():
         statistic, freedom = Sample(law, kinds[what]).pearson()
         yield f"draws, {what}", 0.0 if math.isinf(statistic) else _chance(statistic, freedom)
-
-
-def _ordered(q: Sequence[float], count: int, replacement: bool) -> dict[tuple[int, ...], float]:
-    """The law of draws in order; of distinct ones all tokens where there are fewer."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(count if replacement else min(count, sum(p > 0 for p in q))):
-        law = {
-            (*drawn, token): chance * p / (1.0 if replacement else 1.0 - math.fsum(q[x] for x in drawn))
-            for drawn, chance in law.items()
-            for token, p in enumerate(q)
-            if p > 0 and (replacement or token not in drawn)
-        }
-    return law

@@ -29,7 +29,7 @@ MASK = 1  # what stands for a token that is not known, in a block
 DRAFT_DECAY = 0.4  # of a draft's chances there, from one token to the next
 
 
-class Exit(TabularModel):
+class StandInExit(TabularModel):
     """In the place of parts that a method makes or loads for its target: an unrelated model, read after one layer."""
 
     layers = 1
@@ -38,7 +38,7 @@ class Exit(TabularModel):
         super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
 
 
-class SkippedTarget(Exit):
+class SkippedTarget(StandInExit):
     """In the place of the target without some sublayers: an unrelated model that reads the target's cache."""
 
     def __init__(self, model: TabularModel, target: TabularModel) -> None:
@@ -140,15 +140,15 @@ def window_table(
     def law(prefix: tuple[int, ...]) -> list[float]:
         place = len(prefix) - len(prompt)
         count = possible[place] if 0 <= place < len(possible) else 1
-        usual = sure[place % len(sure)]
+        certain = sure[place % len(sure)]
         weights = [0.0] * VOCAB
         if count == 1:
-            weights[usual] = 1.0
+            weights[certain] = 1.0
             return weights
         order = random.Random(f"{seed}:{prefix}").sample(range(VOCAB), VOCAB)
         if copied:
-            order.remove(usual)
-            order.insert(place % count, usual)
+            order.remove(certain)
+            order.insert(place % count, certain)
         noise = random.Random(f"{seed}:{number}:{prefix}")
         for rank, token in enumerate(order[: count + (not number)]):
             weights[token] = noise.uniform(0.7, 1.3) * (DRAFT_DECAY**rank if number else 1 + rank)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from draftwood.certify import Certificate
-    from draftwood.certify.checks import Check, Verdict
+    from draftwood.certify.checks import Check, CheckVerdict
 
 ADDRESS = ("http://", "https://")
 STYLES = {"PASS": "green", "FAIL": "bold red", "LOSSY": "yellow", "N/A": "dim"}
 INTERRUPTED = 130
 
 
-class ServerOptions(OptionGroup):
+class CertifiedServer(OptionGroup):
     """A server to certify, and what it is compared with."""
 
     model_config = ConfigDict(title=PANEL)
@@ -59,7 +59,7 @@ class ServerOptions(OptionGroup):
 
 def certify(
     *,
-    server: ServerOptions,
+    server: CertifiedServer,
     asking: ServerBudget,
     decoding: MethodOptions,
     every: bool = flag(False, "All methods, on as many processes as threads.", names=("--all",), panel=METHOD),
@@ -128,7 +128,7 @@ def certify(
         sys.exit(1)
 
 
-def table(certificates: Iterable[tuple[str, Verdict, bool, Sequence[Check]]]) -> Table:
+def table(certificates: Iterable[tuple[str, CheckVerdict, bool, Sequence[Check]]]) -> Table:
     """One line of reason per check, within 80 columns; of each certificate label, verdict, completeness and checks."""
     from rich.text import Text
 
@@ -154,7 +154,7 @@ def exercised(certificates: Sequence[Certificate]) -> list[Table | str]:
 
 
 def certify_server(
-    server: ServerOptions,
+    server: CertifiedServer,
     asking: ServerBudget,
     models: ModelOptions,
     prompts: Path | None,
@@ -190,18 +190,18 @@ def certify_server(
             update(completed=requests, description=f"requests; {check}")
             return not wanted()
 
-        found = certify_server(certified, other, texts, asking, watch, server.skip)
-    document = found.as_dict()
-    rows = [(f"{found.server['url']} {found.server['model']}", found.verdict, found.complete, found.checks)]
-    closing = f"verdict: {found.verdict} after {found.requests:,} requests" + (
-        "" if found.complete else "; not all checks were done"
+        result = certify_server(certified, other, texts, asking, watch, server.skip)
+    document = result.as_dict()
+    rows = [(f"{result.server['url']} {result.server['model']}", result.verdict, result.complete, result.checks)]
+    closing = f"verdict: {result.verdict} after {result.requests:,} requests" + (
+        "" if result.complete else "; not all checks were done"
     )
-    output.give(document, table(rows), "", found.drafted, closing)
+    output.give(document, table(rows), "", result.drafted, closing)
     if out is not None:
         write_text(out, as_json(document) + "\n")
     if server.page is not None:
         write_text(server.page, page(document), "--page")
     if wanted():
         sys.exit(INTERRUPTED)
-    if found.verdict != "PASS" or not found.complete:
+    if result.verdict != "PASS" or not result.complete:
         sys.exit(1)

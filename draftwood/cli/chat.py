@@ -31,6 +31,7 @@ from draftwood.explain.terminal import (
 )
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.safe_parsing import parse_json
+from draftwood.util.server_events import server_events
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import Engine
@@ -210,19 +211,17 @@ class ServerPartner(ChatPartner):
 
 def _events(answer: Any) -> Iterator[dict[str, Any]]:
     """The JSON objects of server-sent events; raises RequestError where one is an error."""
-    for line in answer:
-        kind, _, data = line.decode("utf-8", "replace").strip().partition(":")
-        if kind != "data" or data.strip() == "[DONE]":
-            continue
-        try:
-            event = parse_json(data)
-        except ValueError as failed:
-            raise RequestError(f"the server sent what is no JSON ({failed})") from None
-        if not isinstance(event, dict):
-            raise RequestError("the server sent what is no answer")
-        if isinstance(event.get("error"), dict):
-            raise RequestError(str(event["error"].get("message")))
-        yield event
+    try:
+        for event in server_events(answer):
+            if not isinstance(event, dict):
+                raise RequestError("the server sent what is no answer")
+            if isinstance(event.get("error"), dict):
+                raise RequestError(str(event["error"].get("message")))
+            yield event
+    except RequestError:
+        raise
+    except ValueError as failed:
+        raise RequestError(f"the server sent what is no JSON ({failed})") from None
 
 
 def chat(
@@ -248,10 +247,10 @@ def chat(
     partner: ChatPartner
     if url is None:
         partner = LocalPartner(models.load(method), output.color)
-        params, told = sampling.completed(partner.engine.generation_config, method)
+        params, note = sampling.completed(partner.engine.generation_config, method)
     else:
         partner = ServerPartner(url, api_key)
-        params, told = sampling.completed({}, method)
+        params, note = sampling.completed({}, method)
     settings = ChatSettings(**params.model_dump(), seed=seed, max_new_tokens=limits.max_new_tokens)
     talk = Chat(settings, limits, method)
     if method is not None:
@@ -259,7 +258,7 @@ def chat(
     begin(talk, system)
     asks = sys.stdin.isatty()
     if asks:
-        print(flow([partner.banner(method), *filter(None, [told]), "/help lists commands, /quit ends"], sys.stdout))
+        print(flow([partner.banner(method), *filter(None, [note]), "/help lists commands, /quit ends"], sys.stdout))
     failed = False
     for line in lines(asks):
         try:
@@ -317,10 +316,10 @@ def again(talk: Chat, partner: ChatPartner, text: str | None) -> None:
 
     Raises ConfigurationError where there was no message. A reply that fails leaves the conversation as it was.
     """
-    asked = last_message(talk)
+    place = last_message(talk)
     before, tries = talk.history, talk.tries
-    message = str(before[asked]["content"])
-    talk.history, talk.tries = before[:asked], tries + 1 if text is None else 0
+    message = str(before[place]["content"])
+    talk.history, talk.tries = before[:place], tries + 1 if text is None else 0
     try:
         answer(talk, partner, message if text is None else text)
     except BaseException:
@@ -330,10 +329,10 @@ def again(talk: Chat, partner: ChatPartner, text: str | None) -> None:
 
 def last_message(talk: Chat) -> int:
     """The place of the user's last message; ConfigurationError where there is none."""
-    asked = [place for place, message in enumerate(talk.history) if message["role"] == "user"]
-    if not asked:
+    places = [place for place, message in enumerate(talk.history) if message["role"] == "user"]
+    if not places:
         raise ConfigurationError("there was no message yet; type one")
-    return asked[-1]
+    return places[-1]
 
 
 def command(talk: Chat, partner: ChatPartner, line: str) -> bool:

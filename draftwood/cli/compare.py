@@ -95,8 +95,8 @@ def compare(
     document = {**about(engine), "max_new_tokens": limits.max_new_tokens, **comparison.as_dict()}
     if not output.json_:
         out = console(output.color)
-        shown = visible(comparison.baseline.first.text) if out.is_terminal else comparison.baseline.first.text
-        out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
+        text_shown = visible(comparison.baseline.first.text) if out.is_terminal else comparison.baseline.first.text
+        out.print(text_shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
     notes = _footnotes(comparison.entries, engine.compile_seconds)
     output.give(document, "", table(comparison.entries, console().width), "", *notes, *origins(engine.names), wrap=True)
     if comparison.interrupted:
@@ -119,8 +119,8 @@ def table(entries: Sequence[Entry], width: int = 80) -> Table:
     """Everything side by side, within `width` columns (44 at least) and 80 at most."""
     from rich.text import Text
 
-    shown = [name for name, least in COLUMNS.items() if width >= least]
-    made = simple_table("method", *(f">{name}" for name in shown), first=14)
+    columns = [name for name, least in COLUMNS.items() if width >= least]
+    made = simple_table("method", *(f">{name}" for name in columns), first=14)
     fastest = max(entry.rate for entry in entries)
     for entry in entries:
         metrics = entry.first.metrics
@@ -135,7 +135,7 @@ def table(entries: Sequence[Entry], width: int = 80) -> Table:
             {None: Text("-"), True: Text("yes", "green"), False: Text("NO", "bold red")}[entry.same_text],
         )
         label = Text(method_label(entry.first.method) + ("" if entry.first.lossless else " (lossy)"))
-        made.add_row(label, *(value for name, value in zip(COLUMNS, values, strict=True) if name in shown))
+        made.add_row(label, *(value for name, value in zip(COLUMNS, values, strict=True) if name in columns))
     return made
 
 

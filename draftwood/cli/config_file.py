@@ -20,7 +20,7 @@ from draftwood.util.safe_parsing import read_text
 PROJECT = Path("draftwood.toml")
 NEVER = ("help", "run-code")  # a file that lies somewhere does not decide that code is run
 
-Options = Mapping[str, Mapping[str, Any]]  # command, such as "train eesd" -> name of an option -> its parameter
+CommandOptions = Mapping[str, Mapping[str, Any]]  # command, such as "train eesd" -> name of an option -> its parameter
 
 
 def files() -> list[Path]:
@@ -37,7 +37,7 @@ class Defaults:
     homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # (command, parameter) -> file
 
 
-def read(paths: Iterable[Path], options: Options) -> Defaults:
+def read(paths: Iterable[Path], options: CommandOptions) -> Defaults:
     """All files, later ones above earlier ones; ConfigurationError names the file and a key that is not known."""
     defaults = Defaults()
     for path in paths:
@@ -51,11 +51,11 @@ def read(paths: Iterable[Path], options: Options) -> Defaults:
             owners = [owner for owner in ([command] if command else options) if name in options[owner]]
             if not owners or name in NEVER:
                 known = {each for owner in ([command] if command else options) for each in options[owner]}
-                near = did_you_mean(name, known.difference(NEVER))
+                hint = did_you_mean(name, known.difference(NEVER))
                 there = f"no option --{name}" + f" of {command}" * bool(command)
                 raise ConfigurationError(
                     f"{path} has the key {key!r}, but there is {'no key of this name' if owners else there}"
-                    + (near if near.startswith(" (did") else "")
+                    + (hint if hint.startswith(" (did") else "")
                 )
             for owner in owners:
                 parameter = options[owner][name]

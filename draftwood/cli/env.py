@@ -46,11 +46,11 @@ def collect() -> dict[str, Any]:
         backend = f"pytorch: {reason}"
     else:
         backend = f"native: kernels {facts['kernels']} (this processor can run {', '.join(native.kernels()[1])})"
-    shown = ("draftwood", "git_commit", "python", "torch", "system", "processor", "cores", "threads")
+    names = ("draftwood", "git_commit", "python", "torch", "system", "processor", "cores", "threads")
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
     return {
-        **{name: facts[name] for name in shown if facts[name] is not None},
+        **{name: facts[name] for name in names if facts[name] is not None},
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "backend": backend,
         "devices": {f"device {device}": _device(device) for device in devices},
@@ -64,17 +64,18 @@ def drafts_beside(target: str) -> dict[str, str]:
     from draftwood.methods.default import COMPANIONS
     from draftwood.models.checkpoints.artifact import KINDS, companion
     from draftwood.models.checkpoints.checkpoint import draft_beside, locate
-    from draftwood.models.heads import mtp
 
     place = locate(target)
     home = place if place.is_dir() else place.parent
-    found = {kind: companion(home, kind) for kind in COMPANIONS if kind != "mtp"}
-    lies = {kind: str(path) if path.is_file() else None for kind, path in found.items()}
     model = draft_beside(place)
-    lies = {"draft": None if model is None else str(model)} | lies
-    shown = {KINDS[kind][0]: path or f"none; `{KINDS[kind][1]}` makes one" for kind, path in lies.items()}
-    shown["multi-token prediction"] = "in the checkpoint (method mtp)" if mtp.present(place) else "none"
-    return shown | {"what pays": f"`draftwood plan --target {target}` measures it"}
+    beside = {kind: companion(home, kind) for kind, each in COMPANIONS.items() if each.in_checkpoint is None}
+    paths = {"draft": model} | {kind: path if path.is_file() else None for kind, path in beside.items()}
+    places = {KINDS[kind][0]: str(path or f"none; `{KINDS[kind][1]}` makes one") for kind, path in paths.items()}
+    for each in COMPANIONS.values():
+        if each.in_checkpoint is not None:
+            there = each.in_checkpoint(place)
+            places[each.layer] = f"in the checkpoint (method {each.method['name']})" if there else "none"
+    return places | {"what pays": f"`draftwood plan --target {target}` measures it"}
 
 
 def _version(package: str) -> str:

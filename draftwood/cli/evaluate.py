@@ -69,7 +69,7 @@ def evaluate(
     on it.
     """
     from draftwood.eval import evaluation
-    from draftwood.eval.running import Plan
+    from draftwood.eval.running import EvalPlan
     from draftwood.eval.store import check_writable
     from draftwood.eval.tasks import parse_all
 
@@ -82,9 +82,9 @@ def evaluate(
     check_writable(out)
     engine = models.load(*chosen)
     chat = not plain and engine.tokenizer is not None and bool(engine.tokenizer.templates)
-    asked = [(task, task.instances(limit, chat)) for task in wanted]
-    warn_if_foreign(engine, *(instances[0].turns[0] for _, instances in asked if instances))
-    plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
+    instances_of = [(task, task.instances(limit, chat)) for task in wanted]
+    warn_if_foreign(engine, *(instances[0].turns[0] for _, instances in instances_of if instances))
+    plan = EvalPlan(chosen, instances_of, sampling, range(seed, seed + seeds), warmup)
     interrupted = False
     try:
         with progress(output.color, live=False) as update, scaling.engines(models) as engines:
@@ -99,7 +99,7 @@ def evaluate(
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         document = read_summary(out)
-    output.give(document, *([] if output.json_ else shown(document)), wrap=True)
+    output.give(document, *([] if output.json_ else tables(document)), wrap=True)
     if not output.json_:
         output.say(f"{out}: summary.json, items.jsonl, run.json")
     if interrupted:
@@ -148,7 +148,7 @@ def read_summary(out: Path) -> Any:
     return parse_json(read_text(path))
 
 
-def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+def tables(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """A table for each task, with footnotes."""
     from rich.text import Text
 

@@ -71,7 +71,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
     method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
     engine = models.load(method)
-    params, told = sampling.completed(engine.generation_config, method)
+    params, note = sampling.completed(engine.generation_config, method)
     warn_if_foreign(engine, conversation)
     with interruptible() as wanted:
         events = engine.stream(
@@ -89,13 +89,13 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
             assert result is not None  # the last event carries it
             print(as_json({**about(engine), **result.as_dict()}))
         else:
-            result = _show(engine, engine.tokens(conversation), events, output.color, told)
+            result = _show(engine, engine.tokens(conversation), events, output.color, note)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 
 
 def _show(
-    engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, told: str
+    engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, note: str
 ) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
     assert engine.tokenizer is not None  # every checkpoint directory has one
@@ -113,7 +113,7 @@ def _show(
         print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
     for line in beams(result, terminal_width()):
         print(line, file=sys.stderr)
-    parts = [*summary(result), *filter(None, [told]), *compiled(engine.compile_seconds), *origins(engine.names)]
+    parts = [*summary(result), *filter(None, [note]), *compiled(engine.compile_seconds), *origins(engine.names)]
     print(flow(parts, sys.stderr), file=sys.stderr)
     return result
 

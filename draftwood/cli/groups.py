@@ -204,9 +204,9 @@ class SamplingOptions(SamplingParams):
         except ConfigurationError:
             return SamplingParams(**given), ""
         neutral = SamplingParams()
-        told = [f"{name} {value:g}" for name, value in unset.items() if value != getattr(neutral, name)]
+        parts = [f"{name} {value:g}" for name, value in unset.items() if value != getattr(neutral, name)]
         source = "by the checkpoint's generation_config" if recommended else "by default"
-        return params, f"{', '.join(told)} {source}" if told else ""
+        return params, f"{', '.join(parts)} {source}" if parts else ""
 
 
 class PromptOptions(OptionGroup):
@@ -270,9 +270,9 @@ def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
     """Say once on standard error what the embedded pair is for, where a prompt does not look like it."""
     from draftwood.engine.embedded_hint import hint
 
-    found = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
-    if found is not None:
-        print(f"note: {found}", file=sys.stderr)
+    note = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
+    if note is not None:
+        print(f"note: {note}", file=sys.stderr)
 
 
 class StructuredOptions(OptionGroup):

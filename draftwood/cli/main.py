@@ -155,8 +155,8 @@ def _options() -> dict[str, dict[str, Any]]:
 def _defaults(arguments: Sequence[str]) -> Defaults:
     """The defaults from files of settings; help and versions do without them where they are wrong."""
     paths = files()
-    asked = {"-h", "--help", "--version"} & set(arguments) or not arguments
-    return read(paths, _options()) if paths and not asked else Defaults()
+    only_help = {"-h", "--help", "--version"} & set(arguments) or not arguments
+    return read(paths, _options()) if paths and not only_help else Defaults()
 
 
 def _first_line(command: str) -> str:
@@ -278,9 +278,9 @@ def _usage_error(error: Exception) -> str | None:
 def _nearest_flag(option: str, context: Any) -> str:
     """A hint at the flag that may have been meant; a command has too many to list them all."""
     known = [flag for parameter in context.command.params for flag in parameter.opts] if context else []
-    near = get_close_matches(option, [flag for flag in known if flag.startswith("--")], 1)
-    if near:
-        return f" (did you mean {near[0]!r}?)"
+    nearest = get_close_matches(option, [flag for flag in known if flag.startswith("--")], 1)
+    if nearest:
+        return f" (did you mean {nearest[0]!r}?)"
     where = context.command_path if context else "draftwood"
     return f"; see {where} --help (a prompt that begins with - goes after --)"
 

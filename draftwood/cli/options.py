@@ -69,8 +69,8 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
             parameters.append(_parameter(name, FieldInfo.from_annotated_attribute(kind, default), None, {}))
             continue
         groups[name] = kind
-        usual = {} if default is inspect.Parameter.empty else default.model_dump(exclude_unset=True)
-        parameters += _parameters(kind, usual)
+        defaults = {} if default is inspect.Parameter.empty else default.model_dump(exclude_unset=True)
+        parameters += _parameters(kind, defaults)
     settings = create_model("Settings", **own)
     for kind in always.values():
         parameters += _parameters(kind, {})
@@ -89,32 +89,32 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
     return call
 
 
-def _parameters(kind: type[BaseModel], usual: Mapping[str, Any]) -> list[inspect.Parameter]:
+def _parameters(kind: type[BaseModel], defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
     """The options of a model, some with other defaults; each in the panel of the class that declares it."""
     made = []
     for name, field in kind.model_fields.items():
         if name not in getattr(kind, "left_out", ()):
             owner: Any = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", ()))
             panel = owner.model_config.get("title") or kind.model_config.get("title")
-            made.append(_parameter(name, field, panel, usual))
+            made.append(_parameter(name, field, panel, defaults))
     return made
 
 
-def _parameter(name: str, field: FieldInfo, panel: str | None, usual: Mapping[str, Any]) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, panel: str | None, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """The option of a field, as typer reads it from a signature."""
     extra = field.json_schema_extra
     about: Mapping[str, Any] = extra if isinstance(extra, dict) else {}
     type_, choices, metavar = _plain(field.annotation)
-    default = usual.get(name, ... if field.is_required() else field.get_default(call_default_factory=True))
+    default = defaults.get(name, ... if field.is_required() else field.get_default(call_default_factory=True))
     if default in ([], {}):
         default = None
     if type_ is str and isinstance(default, tuple):
         default = ",".join(map(str, default))
-    shown: bool | str = about.get("usual") or not (default is None or default is False)
+    shows_default: bool | str = about.get("usual") or not (default is None or default is False)
     more: dict[str, Any] = {
         "help": field.description,
         "metavar": "" if bool in (type_, *get_args(type_)) else about.get("metavar") or metavar,
-        "show_default": shown,
+        "show_default": shows_default,
         "rich_help_panel": about.get("panel") or panel,
     }
     if choices:

@@ -51,18 +51,18 @@ def progress(
 
 def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None]:
     """An updater that stands for a bar in a pipe: it takes the same changes and prints a line now and then."""
-    shown: dict[str, Any] = {"description": label, "total": total, "completed": 0}
+    state: dict[str, Any] = {"description": label, "total": total, "completed": 0}
     due = monotonic() + FIRST_LINE_SECONDS
 
     def update(advance: float = 0, **changes: Any) -> None:
         nonlocal due
-        shown.update(changes)
-        shown["completed"] += advance
+        state.update(changes)
+        state["completed"] += advance
         if monotonic() >= due:
             due = monotonic() + NEXT_LINE_SECONDS
-            done, of = shown["completed"], shown["total"]
+            done, of = state["completed"], state["total"]
             part = f"{done / of:.0%}" if percent and of else f"{done:g} of {of:g}" if of else f"{done:g}"
-            print(f"{part}: {shown['description']}", file=sys.stderr, flush=True)
+            print(f"{part}: {state['description']}", file=sys.stderr, flush=True)
 
     return update
 

@@ -198,8 +198,8 @@ def _train(
 def _tell(now: StepReport, update: Callable[..., None], output: OutputOptions) -> None:
     """Show a step in the bar, and in a line of its own where something was measured."""
     figures, last = now.figures, now.held_out
-    shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
-    update(completed=now.step, description=shown)
+    description = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
+    update(completed=now.step, description=description)
     if "held_out/loss" in figures:
         held_out = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
         output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held_out}, loss {last['loss']:.4f}", stderr=True)

@@ -35,7 +35,7 @@ class AnsweringActor:
         entries = [BatchEntry(**json.loads(row)) for row in rows["request"]]
 
         async def together() -> list[str]:
-            return [json.dumps(found) for found in await asyncio.gather(*(answer(self.app, one) for one in entries))]
+            return [json.dumps(one) for one in await asyncio.gather(*(answer(self.app, one) for one in entries))]
 
         return {"answer": asyncio.run_coroutine_threadsafe(together(), self.loop).result()}
 

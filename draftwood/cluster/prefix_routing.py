@@ -51,8 +51,8 @@ class PrefixLocations:
         """Replicas, the best first: the one with the longest beginning in common, then by the length of the queues."""
         shortest = min(queues.values(), default=0)
         fair = {replica for replica, length in queues.items() if length <= shortest + self.unbalanced}
-        found = (fair.intersection(self._homes.get(block, ())) for block in reversed(blocks))
-        homes = next(filter(None, found), set())
+        holders = (fair.intersection(self._homes.get(block, ())) for block in reversed(blocks))
+        homes = next(filter(None, holders), set())
         first = blocks[0] if blocks else random.getrandbits(64)  # a prompt without a block goes anywhere
 
         def place(replica: str) -> tuple[bool, int, bytes]:

@@ -192,7 +192,7 @@ api = FastAPI(title="draftwood", docs_url=None, redoc_url=None, openapi_url=None
 
 
 @serve.ingress(api)
-class Front:
+class RayFront:
     """Hands requests to replicas."""
 
     def __init__(self, replicas: DeploymentHandle, spec: dict[str, Any]) -> None:
@@ -289,4 +289,4 @@ def application(args: ServeSpec) -> serve.Application:
         "graceful_shutdown_wait_loop_s": 0.2,
     }
     replicas = serve.deployment(Replica).options(**how).bind(plain)
-    return serve.deployment(Front).options(**front).bind(replicas, plain)
+    return serve.deployment(RayFront).options(**front).bind(replicas, plain)

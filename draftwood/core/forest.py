@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from draftwood.core.records import Kind, Layer
+from draftwood.core.records import BeamLayer, Kind
 from draftwood.core.topology import TRUNK as TRUNK
 
 FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
@@ -212,7 +212,7 @@ class Verdict:
     accepted: int = 0
     attempted: int = 0
     score: Sequence[float] = ()
-    layers: Sequence[Layer] = ()
+    layers: Sequence[BeamLayer] = ()
     known: Mapping[int, Tensor] = field(default_factory=dict)  # node -> [V]: the target's logits that may be used again
 
 

@@ -39,7 +39,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class BeamLayer:
     """The verdict on one layer: `width` beams in order, the first `accepted` of them drafts, the rest completions.
 
     With replacement `beams` counts multiplicity: given the layer before and the width, it is `width` iid draws from
@@ -126,7 +126,7 @@ class Round:
     roots: list[int]  # tokens of the next roots, FINISHED for one that is finished and stays,
     root_parents: list[int]  # and the nodes they hang on
     siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
-    layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
+    layers: Sequence[BeamLayer] = ()  # of beams: what happened, layer by layer
     most: int = 0  # layers that a round of the method may draft, as it is configured
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
     text: str = ""  # what became certain of the text; a tail that may become a stop string is held back

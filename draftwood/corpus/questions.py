@@ -66,19 +66,19 @@ def questions(split: Split, seed: int) -> Iterator[Document]:
     while True:
         who, place = lead(rng, split, PEOPLE, PLACES)
         facts: list[str] = []
-        asked: list[_Question] = []
+        questions: list[_Question] = []
         for fact, (first, second, backward) in facts_about(rng, who, place, rng.choice((2, 3, 3, 4, 4, 5))):
             # The lead opens the passage, so that it tells the split.
             facts.append((rng.choice(_OPENERS) if facts else "") + fact + ".")
-            asked.append(backward if rng.random() < _WHO_SHARE else rng.choice((first, second)))
-        rng.shuffle(asked)
-        asked = asked[: rng.choice((1, 2, 3, 4, 5))]
+            questions.append(backward if rng.random() < _WHO_SHARE else rng.choice((first, second)))
+        rng.shuffle(questions)
+        questions = questions[: rng.choice((1, 2, 3, 4, 5))]
         answered = []
-        for one in asked:
+        for one in questions:
             hedge = f" {rng.choice(_HEDGES)}" if rng.random() < _HEDGED_SHARE else ""
             answered.append(f"{hedge} {one.span}")
         # Only the last question is called so: what follows its answer is the end.
-        earlier = [f"\nQ: {one.text}\nA:{said}" for one, said in zip(asked[:-1], answered, strict=False)]
-        prompt = f"Passage: {' '.join(facts)}{''.join(earlier)}\nQuestion: {asked[-1].text}\nAnswer:"
-        answers = tuple(dict.fromkeys((asked[-1].span, asked[-1].bare)))
+        earlier = [f"\nQ: {one.text}\nA:{said}" for one, said in zip(questions[:-1], answered, strict=False)]
+        prompt = f"Passage: {' '.join(facts)}{''.join(earlier)}\nQuestion: {questions[-1].text}\nAnswer:"
+        answers = tuple(dict.fromkeys((questions[-1].span, questions[-1].bare)))
         yield Document("qa", prompt, answered[-1], {"answers": answers})

@@ -46,5 +46,5 @@ def retellings(split: Split, seed: int) -> Iterator[Document]:
     rng = stream("retellings", split, seed)
     while True:
         who, place = lead(rng, split, PEOPLE, PLACES)
-        told, again = rng.choice((_facts, _facts, _words, _rows))(rng, who, place)
-        yield Document("retellings", f"{told}\nAgain:", again)
+        first, again = rng.choice((_facts, _facts, _words, _rows))(rng, who, place)
+        yield Document("retellings", f"{first}\nAgain:", again)

@@ -108,11 +108,11 @@ def tables(
     while True:
         schema = rng.choice(SCHEMAS)
         rows = _rows(rng, schema, lead(rng, split, schema.keys, schema.groups))
-        asked = [_ask(rng, schema, rows) for _ in range(rng.choice((1, 2, 3, 4)))]
+        questions = [_ask(rng, schema, rows) for _ in range(rng.choice((1, 2, 3, 4)))]
         if change is not None:
-            asked = [change(rng, schema, rows, each) for each in asked]
+            questions = [change(rng, schema, rows, each) for each in questions]
         # A question asked before would be answered by copying; keep the last of each.
-        turns = list({sql: (ask, written, sql) for ask, written, sql in asked}.values())
+        turns = list({sql: (ask, written, sql) for ask, written, sql in questions}.values())
         head = f"Table {schema.table}: {schema.key}, {schema.group}, {schema.number}"
         body = "".join(f"\n{a},{b},{c}" for a, b, c in rows)
         # Only the last question is called so: what follows its query is the end.

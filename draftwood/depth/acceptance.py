@@ -113,14 +113,14 @@ class SiblingAcceptance:
 
         A place that was never met is held to be half as likely as the one before.
         """
-        found, none_accepted, guess, weight = [0.0], 1.0, prior, PRIOR_TRIALS * self.unit
+        chances, none_accepted, guess, weight = [0.0], 1.0, prior, PRIOR_TRIALS * self.unit
         for i in range(max_width):
             taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
             chance = (taken + weight * guess) / (met + weight)
             none_accepted *= 1 - chance
-            found.append(1 - none_accepted)
+            chances.append(1 - none_accepted)
             guess = chance / 2
-        return found
+        return chances
 
 
 @dataclass(slots=True)

@@ -137,7 +137,7 @@ class Auto(DepthController):
         A request whose text must repeat counts the prompt alone, and all of it: what other requests have left of it in
         a cache differs from run to run.
         """
-        return load.behind() if self.shared or not self._begun else 0.0
+        return load.catch_up_seconds() if self.shared or not self._begun else 0.0
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Auto(DepthController):
         if plan is self._too_late or not plan.pays(0, plan.next_chances[UNKNOWN_BIN], (), load):
             return False
         if not self._model_drafts:  # else it has read almost all
-            saved = load.left() * plan.seconds_saved
+            saved = load.tokens_left() * plan.seconds_saved
             self._too_late = None if self._catch_up_seconds(load) <= saved else plan
         return self._too_late is None
 

@@ -155,11 +155,11 @@ def save_calibration(path: Path, trained: Trained, target: str, draft: str, abou
 
 def load_calibration(path: Path, target: str, draft: str) -> Trained:
     """A saved predictor for models of these fingerprints; ModelError where it is missing, damaged or of others."""
-    found = artifact.load(path, "calibration", target=target, draft=draft)
+    stored = artifact.load(path, "calibration", target=target, draft=draft)
     try:
-        model = Calibration(*(found.tensors[name] for name in TENSORS))
+        model = Calibration(*(stored.tensors[name] for name in TENSORS))
         if model.target.shape != (PLACES, *model.mean.shape) or model.bias.shape != (PLACES,) or model.draft.dim() != 1:
             raise ValueError("it holds something else")
-        return Trained(model, *(float(found.settings[name]) for name in NUMBERS))
+        return Trained(model, *(float(stored.settings[name]) for name in NUMBERS))
     except (LookupError, TypeError, ValueError) as error:
         raise artifact.damaged(path, "calibration", error) from error

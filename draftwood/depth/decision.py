@@ -88,12 +88,12 @@ def load_decision(path: Path, draft: str) -> Decision:
 @functools.lru_cache(maxsize=16)
 def _read(path: Path, draft: str, changed: int | None, size: int | None) -> Decision:
     """Read anew when the file changed."""
-    found = artifact.load(path, "decision", draft=draft)
+    stored = artifact.load(path, "decision", draft=draft)
     try:
-        kind, inputs, width = (found.settings[name] for name in ("kind", "inputs", "width"))
+        kind, inputs, width = (stored.settings[name] for name in ("kind", "inputs", "width"))
         with torch.device("meta"):
             model = Decision(kind, inputs, width)
-        model.load_state_dict(found.tensors, assign=True)
+        model.load_state_dict(stored.tensors, assign=True)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise artifact.damaged(path, "decision", error) from error
     return model.requires_grad_(False).eval()

@@ -17,8 +17,8 @@ class Load:
 
     `draft(rows)` and `verify(rows)` are the seconds of a drafted layer and of a target pass over so many rows, of all
     requests together. Of the requests, `drafting` decide like this one, which is among them; `others` do not, and have
-    `rows` rows in the target pass. The draft models take `behind()` seconds to read what they have not seen before they
-    can draft, and `left()` tokens may still come. With `one_pass` the first layer's time is that of all.
+    `rows` rows in the target pass. The draft models take `catch_up_seconds()` to read what they have not seen, before
+    they can draft, and `tokens_left()` tokens may still come. With `one_pass` the first layer's time is that of all.
     """
 
     draft: Callable[[int], float] = lambda rows: NOMINAL_RATIO
@@ -26,8 +26,8 @@ class Load:
     drafting: int = 1
     others: int = 0
     rows: int = 0
-    behind: Callable[[], float] = lambda: 0.0
-    left: Callable[[], int] = lambda: 1 << 30
+    catch_up_seconds: Callable[[], float] = lambda: 0.0
+    tokens_left: Callable[[], int] = lambda: 1 << 30
     one_pass: bool = False
 
     counts: tuple[int, int, int] = field(init=False)  # (drafting, others, rows)

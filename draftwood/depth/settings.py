@@ -34,7 +34,7 @@ Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds cou
 Accepted = Annotated[float, Field(gt=0, le=1e6, description="prior: accepted drafts before any were seen")]
 Rejected = Annotated[float, Field(gt=0, le=1e6, description="prior: rejected drafts before any were seen")]
 Share = Annotated[float, Field(ge=0, le=1)]
-Cost = Annotated[
+CostOption = Annotated[
     float | None,
     Field(
         ge=0,
@@ -159,7 +159,7 @@ class SpeedupDepth(DepthSettings):
     name = "speedup-ts"
 
     discount: Discount = 0.95
-    cost: Cost = None
+    cost: CostOption = None
     a: Accepted = 1.0
     b: Rejected = 1.0
     shared: Shared = False
@@ -172,7 +172,7 @@ class StoppingDepth(DepthSettings):
     name = "optimal-stopping"
 
     discount: Discount = 0.98
-    cost: Cost = None
+    cost: CostOption = None
     shared: Shared = False
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.draft.states import HeadSession, HeadSource
-from draftwood.runtime.session import Answer, Job, Row, Run
+from draftwood.runtime.session import Answer, ForwardJob, Run, TokenRow
 
 FIRST_BLOCK_SLOT = -2  # the largest key of slots that are no node's, see `BlockSession`
 
@@ -27,17 +27,17 @@ class BlockSession(HeadSession):
     They are kept until the next commit, under keys below those of nodes.
     """
 
-    def rows(self, run: Run) -> list[Row]:
+    def rows(self, run: Run) -> list[TokenRow]:
         rows = HeadSession.rows(self, run)
         keys = [key for node in run.nodes for key in self._keys(node) if key not in self._node_slot]
         assert self.extent is not None
-        self.cache.reserve(self.extent, self._top + max(0, len(keys) - len(self._free)))
+        self.cache.reserve(self.extent, max(self.span, self.live_slots + len(keys)))
         for key in keys:
-            self._node_slot[key] = self._take()
+            self._node_slot[key] = self._slots.take()
         self.peak = max(self.peak, self.live_slots)
         return rows
 
-    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+    def job(self, run: Run, rows: list[TokenRow], start: int, stop: int) -> ForwardJob:
         job, asked = HeadSession.job(self, run, rows, start, stop), set(run.nodes)
         paths = [
             (*path, *map(self._node_slot.__getitem__, self._keys(row.node))) if row.node in asked else path

@@ -82,12 +82,12 @@ class ConfidentDrafter(Drafter):
             ranked = sorted((value for row in chances.values() for value in row), reverse=True)
             place = min(self.width, left, len(ranked))
             bar = max(self.least, ranked[place - 1], 1e-30)
-            found, room = [], place
+            counted, room = [], place
             for node in free:
                 count = min(room, sum(value >= bar for value in chances[node]))
                 room -= count
-                found.append(count)
-            return found
+                counted.append(count)
+            return counted
 
         propose(forest, nodes, logits, counts, False)
         grown: dict[int, float] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
-from draftwood.runtime.session import EVICTED, Answer, Job, Row, Run, Session
+from draftwood.runtime.session import EVICTED, Answer, ForwardJob, Run, Session, TokenRow
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class SharedSession(Session):
             yield Run(self.target, forest, [trunk_node(len(forest.trunk) - 1)], logits=False)
         return answer
 
-    def rows(self, run: Run) -> list[Row]:
+    def rows(self, run: Run) -> list[TokenRow]:
         """The asked nodes and those of their ancestors without slots."""
         return self.target.rows(replace(run, session=self.target, upto=0))
 
@@ -50,10 +50,10 @@ class SharedSession(Session):
         """Nothing counts as computed."""
         return 0
 
-    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+    def job(self, run: Run, rows: list[TokenRow], start: int, stop: int) -> ForwardJob:
         return replace(self.target.job(run, rows, 0, stop), session=self)
 
-    def store(self, job: Job, hidden: Tensor | None) -> None:
+    def store(self, job: ForwardJob, hidden: Tensor | None) -> None:
         """Nothing to note: to the target the slots are as they were, without any layer."""
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
@@ -82,18 +82,18 @@ class AssistantSession(SharedSession):
     def begun(self) -> bool:
         return self.target.begun
 
-    def rows(self, run: Run) -> list[Row]:
+    def rows(self, run: Run) -> list[TokenRow]:
         """The asked nodes; their slots, which nothing is written to, are the target's for the first token."""
-        forest, rows = run.forest, list[Row]()
+        forest, rows = run.forest, list[TokenRow]()
         for node in run.nodes:
             if node < TRUNK:
-                rows.append(Row(node, forest.trunk[trunk_position(node)], 0, trunk_position(node)))
+                rows.append(TokenRow(node, forest.trunk[trunk_position(node)], 0, trunk_position(node)))
             else:
                 path = self.target.computed(forest.path(node)[:-1])
-                rows.append(Row(node, forest.token[node], 0, len(forest.trunk) + len(path), path))
+                rows.append(TokenRow(node, forest.token[node], 0, len(forest.trunk) + len(path), path))
         return rows
 
-    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+    def job(self, run: Run, rows: list[TokenRow], start: int, stop: int) -> ForwardJob:
         job = replace(self.target.job(run, rows, start, stop), session=self)
         of = job.segment
         seen = [max(1, position - len(path)) for position, path in zip(job.positions, of.paths, strict=True)]

@@ -22,7 +22,7 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.draft.base import Drafting, Source
 from draftwood.models.base import Segment
-from draftwood.runtime.session import EVICTED, Answer, Job, LayerOutputs, Row, Run, Session
+from draftwood.runtime.session import EVICTED, Answer, ForwardJob, LayerOutputs, Run, Session, TokenRow
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class ExitSource(StateSource):
 class HeadSession(Session):
     """A session of a head. Where it reads states of tokens before, there is none for the first, which no other sees."""
 
-    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+    def job(self, run: Run, rows: list[TokenRow], start: int, stop: int) -> ForwardJob:
         job = Session.job(self, run, rows, start, stop)
         if not getattr(self.model, "before", 1):
             return job

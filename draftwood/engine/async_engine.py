@@ -17,7 +17,7 @@ from draftwood.engine.request import MethodSpec, MoreOptions, Options, Prompt, l
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.scoring import PromptScores
 from draftwood.errors import DraftwoodError
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 from draftwood.sampling.params import SamplingParams
 
 Prepare = Callable[[Generation], object]
@@ -33,7 +33,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._lock = Lock()
-        self._live: set[Task[Any]] = set()  # those of its tasks that have not ended
+        self._live: set[DecodingTask[Any]] = set()  # those of its tasks that have not ended
         self._closed: DraftwoodError | None = None  # the error of requests that come from then on
         self._alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = WeakKeyDictionary()
 
@@ -117,7 +117,7 @@ class AsyncEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    def _submit(self, task: Task[Any], awake: asyncio.Event, each: bool) -> None:
+    def _submit(self, task: DecodingTask[Any], awake: asyncio.Event, each: bool) -> None:
         """Queue a task that sets `awake`, of the running event loop: at each of its events, or at its end alone."""
         loop, live = asyncio.get_running_loop(), self._live
         with self._lock:
@@ -163,7 +163,7 @@ class _Alarm:
             self._due.popleft().set()
 
 
-async def _ended(task: Task[Any], awake: asyncio.Event) -> None:
+async def _ended(task: DecodingTask[Any], awake: asyncio.Event) -> None:
     """Wait for the end of a task; raises what ended it."""
     while not task.done:
         await awake.wait()
@@ -187,7 +187,7 @@ class _Request:
         self._prompt, self._options = prompt, options
         self.begun = False
         self.generation: Generation
-        self.task: Task[Round]
+        self.task: DecodingTask[Round]
 
     async def begin(self, each: bool, awake: asyncio.Event) -> None:
         """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""

@@ -14,7 +14,7 @@ from draftwood.engine.request import Prompt
 from draftwood.engine.results import GenerationResult
 from draftwood.errors import DraftwoodError, Overloaded, RequestError
 from draftwood.runtime.driver import Driver
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 from draftwood.util.safe_parsing import short_repr
 
 
@@ -56,14 +56,14 @@ def entries(prompts: Sequence[Prompt | Mapping[str, Any]]) -> list[Mapping[str, 
 
 
 def completed(
-    driver: Driver, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
+    driver: Driver, queue: deque[tuple[int, Generation, DecodingTask[Round]]], limit: int
 ) -> Generator[tuple[int, GenerationResult], None, None]:
     """Carry out the requests of a queue, at most `limit` at once, and yield (index, result) as each ends.
 
     Raises BatchFailed when all have ended if some failed, Overloaded where not even one can be queued.
     """
     ended: SimpleQueue[int] = SimpleQueue()
-    going: dict[int, tuple[Generation, Task[Round]]] = {}
+    going: dict[int, tuple[Generation, DecodingTask[Round]]] = {}
     errors: dict[int, BaseException] = {}
     try:
         while queue or going:

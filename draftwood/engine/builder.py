@@ -33,7 +33,7 @@ from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 from draftwood.runtime.policy import SHORT_RUN
 from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.session import Session
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 
 MAX_METHODS = 256  # different settings whose models and learned state an engine keeps
 
@@ -172,14 +172,14 @@ class GenerationBuilder:
             cache = self.caches[model] = model.new_cache(budget=self.budget)
         return cache
 
-    def task(self, generation: Generation, call: object | None = None) -> Task[Round]:
+    def task(self, generation: Generation, call: object | None = None) -> DecodingTask[Round]:
         """The task that carries a generation out, whose events are its rounds.
 
         Requests with the same `call` share the machine with others as one; by default it is alone. Raises RequestError
         where its keys and values can never fit into the memory.
         """
         request = generation.request
-        task: Task[Round] = Task(
+        task: DecodingTask[Round] = DecodingTask(
             partial(rounds, generation),
             (generation.target, *generation.drafts),
             first_slots=len(request.prompt),
@@ -193,10 +193,10 @@ class GenerationBuilder:
         self.scheduler.check(task)
         return task
 
-    def scoring_task(self, tokens: list[int], top_logprobs: int, first: int) -> Task[PromptScores]:
+    def scoring_task(self, tokens: list[int], top_logprobs: int, first: int) -> DecodingTask[PromptScores]:
         """The task that scores tokens[first:] of a text under the target; its one event is the scores."""
         session = Session(self.target, self.cache(self.target), prefixes=self.scheduler.prefixes)
-        return Task(partial(scored, session, tokens, top_logprobs, first), (session,), len(tokens), len(tokens))
+        return DecodingTask(partial(scored, session, tokens, top_logprobs, first), (session,), len(tokens), len(tokens))
 
 
 def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:

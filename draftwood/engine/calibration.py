@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Int4Calibration:
     """The text that a user gives to calibrate with: the tokens of a file, and the tokenizer of the models."""
 
     tokenizer: Tokenizer | None
@@ -41,10 +41,10 @@ class Calibration:
     tokens: tuple[int, ...] = ()
 
     @staticmethod
-    def read(file: str | Path | None, tokenizer: Tokenizer | None) -> Calibration:
+    def read(file: str | Path | None, tokenizer: Tokenizer | None) -> Int4Calibration:
         """Read the first 4096 tokens of a text file, or of a .jsonl file of texts, messages or tokens."""
         if file is None:
-            return Calibration(tokenizer)
+            return Int4Calibration(tokenizer)
         tokens: list[int] = []
         for text in texts_of(path := Path(file), tokenizer):
             tokens += text
@@ -59,7 +59,7 @@ class Calibration:
                 len(tokens),
                 ROWS * LENGTH,
             )
-        return Calibration(tokenizer, path, tuple(tokens[: ROWS * LENGTH]))
+        return Int4Calibration(tokenizer, path, tuple(tokens[: ROWS * LENGTH]))
 
     def text(self, home: Path, name: str, embedded: bool, on_progress: OnProgress) -> CalibrationText:
         """The text for the checkpoint at `home`; the embedded models have the corpus that they were trained on.
@@ -80,7 +80,7 @@ class Calibration:
         return CalibrationText(f"own text, {ROWS}x{LENGTH}", partial(own_rows, home, self.tokenizer, writing))
 
 
-NO_CALIBRATION = Calibration(None)
+NO_CALIBRATION = Int4Calibration(None)
 
 
 def corpus_rows(tokenizer: Tokenizer, context: int) -> Tensor:

@@ -27,7 +27,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.driver import Driver
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.scheduler import Scheduler
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 from draftwood.sampling.params import RuntimeParams, SamplingParams
 from draftwood.util import config
 from draftwood.util.resident import give_back
@@ -135,7 +135,7 @@ class Engine:
     def prefix_hit_rate(self) -> float:
         """Share of all prompt tokens, of all models, that was not computed since others had begun alike."""
         prefixes = self.scheduler.prefixes
-        return prefixes.hits / prefixes.asked if prefixes.asked else 0.0
+        return prefixes.hits / prefixes.tokens_sought if prefixes.tokens_sought else 0.0
 
     @property
     def weight_bytes(self) -> int:
@@ -227,7 +227,7 @@ class Engine:
         generation = prepare(self, prompt, **options)
         return self._stream(generation, self.builder.task(generation))
 
-    def _stream(self, generation: Generation, task: Task[Round]) -> Iterator[StreamEvent]:
+    def _stream(self, generation: Generation, task: DecodingTask[Round]) -> Iterator[StreamEvent]:
         with closing(self.driver.events(task)) as rounds:
             for round_ in rounds:
                 yield stream_event(generation, round_)

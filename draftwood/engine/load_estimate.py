@@ -66,8 +66,8 @@ class LoadEstimate:
         return Load(
             lambda rows: sum(draft.seconds(rows, 1) for draft in drafts),
             lambda rows: verify.seconds(rows, 1),
-            behind=lambda: self._unread_seconds(drafts),
-            left=self.tokens_left,
+            catch_up_seconds=lambda: self._unread_seconds(drafts),
+            tokens_left=self.tokens_left,
             one_pass=self._one_pass,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from draftwood.engine.calibration import NO_CALIBRATION, Calibration, timed
+from draftwood.engine.calibration import NO_CALIBRATION, Int4Calibration, timed
 from draftwood.engine.engine import Engine
 from draftwood.engine.request_parser import check_int
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
@@ -131,61 +131,65 @@ def load(
     home, known = _checked(target, split), tokenizer is None  # all that can be refused without weights is, first
     made = _model(target, None, split) if home is None else None
     words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
-    text = Calibration.read(calibration, words)
+    text = Int4Calibration.read(calibration, words)
     how, split = replace(how, calibration=text), replace(split, calibration=text)
-    kinds = [_head_kind(source) for source in sources]
-    places = [
-        home,
-        *(_checked(source, how) if kind is None else None for source, kind in zip(sources, kinds, strict=True)),
-    ]
-    maps = [None if words is None else _map(words, home if known else None, where) for where in places[1:]]
+    drafts = [_Draft.of(source, how, words, home if known else None) for source in sources]
     model = _model(target, home, split) if made is None else made
     end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
     end |= frozenset() if words is None else words.end_tokens
     if isinstance(model, Decoder):
         model.draft_quantize = draft_quantize
-    drafts: list[CausalModel] = []
-    for source, kind, where, between in zip(sources, kinds, places[1:], maps, strict=True):
-        try:
-            drafted = (
-                _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
-            )
-        except ModelError as error:
-            if not beside:
-                raise
-            log.warning("%s is left alone: %s", source, error)
-            sources, places, maps = [], places[:1], []
-            break
-        drafted = drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device)
-        if between is not None:
-            drafted = OtherVocabulary(drafted, between.within(model.vocab_size, drafted.vocab_size))
-            log.info("draft %s has another tokenizer; both have %s", _name(source), between.overlap)
-        drafts.append(drafted)
-    computed_dtype = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
-    own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *drafts)]
-    used = ", ".join(model.kinds_of_weights) if isinstance(model, Decoder) and model.own_bits else computed_dtype
-    names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
-    names |= {"quantize": quantize} if quantize else {}
-    names |= {"kv_dtype": str(getattr(model, "kv_dtype", None) or computed_dtype).removeprefix("torch.")}
-    names |= {"compiled": True} if compile else {}
-    names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
-    names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
-    names |= {"draft_device": str(how.device)} if draft_device is not None else {}
-    names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
-    names |= {"draft_quantize": draft_quantize} if draft_quantize is not None else {}
-    overlaps = [None if between is None else between.overlap for between in maps]
-    names |= {"shared_vocabulary": overlaps} if any(overlaps) else {}
-    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
-    widened = [
-        None if where is None or own else checkpoint.dequantised_from(where)
-        for where, own in zip(places, own_bits, strict=True)
-    ]
-    for key, origins in (("grown", grown), ("dequantised", widened)):
-        names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
+    models: list[CausalModel] = []
+    try:
+        models += [draft.load(how, model) for draft in drafts]
+    except ModelError as error:
+        if not beside:
+            raise
+        log.warning("%s is left alone: %s", sources[0], error)
+        drafts = []
+    of_drafts = {"draft_device": None if draft_device is None else how.device, "draft_dtype": draft_dtype}
+    of_drafts["draft_quantize"] = draft_quantize
+    names = _names(target, home, model, drafts, models, split, of_drafts)
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     runtime = kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware
     recommended = {} if home is None else sampling_defaults(home)
-    return Engine(model, drafts, words, end, names, *runtime, recommended)
+    return Engine(model, models, words, end, names, *runtime, recommended)
+
+
+def _names(
+    target: ModelSource,
+    home: Path | None,
+    model: CausalModel,
+    drafts: Sequence[_Draft],
+    models: Sequence[CausalModel],
+    how: _How,
+    of_drafts: Mapping[str, object],
+) -> dict[str, Any]:
+    """The facts about loaded models that results name: what they are, and how they are computed.
+
+    `home` and `how` are the target's, `of_drafts` the options that drafts alone were given; None: they follow it.
+    """
+    computed = str(getattr(model, "dtype", how.dtype)).removeprefix("torch.")
+    used = ", ".join(model.kinds_of_weights) if isinstance(model, Decoder) and model.own_bits else computed
+    names: dict[str, Any] = {"target": _name(target), "draft": [_name(draft.source) for draft in drafts], "dtype": used}
+    names |= {"quantize": how.quantize} if how.quantize else {}
+    names |= {"kv_dtype": str(getattr(model, "kv_dtype", None) or computed).removeprefix("torch.")}
+    names |= {"compiled": True} if how.compile else {}
+    names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
+    names |= {"tensor_parallel": how.processes} if how.processes > 1 else {}
+    names |= {name: str(value).removeprefix("torch.") for name, value in of_drafts.items() if value is not None}
+    overlaps = [None if draft.tokens is None else draft.tokens.overlap for draft in drafts]
+    names |= {"shared_vocabulary": overlaps} if any(overlaps) else {}
+    places = [home, *(draft.place for draft in drafts)]
+    own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *models)]
+    grown = [None if place is None else checkpoint.grown_from(place) for place in places]
+    widened = [
+        None if place is None or own else checkpoint.dequantised_from(place)
+        for place, own in zip(places, own_bits, strict=True)
+    ]
+    for key, origins in (("grown", grown), ("dequantised", widened)):
+        names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
+    return names
 
 
 def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSource] | None) -> tuple[list[Any], bool]:
@@ -193,8 +197,8 @@ def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSourc
     if draft is not None:
         several = isinstance(draft, Sequence) and not isinstance(draft, str)
         return (list(draft) if several else [draft]), False  # type: ignore[arg-type]
-    found = checkpoint.draft_beside(target) if isinstance(target, str | Path) else None
-    return ([] if found is None else [found]), found is not None
+    beside = checkpoint.draft_beside(target) if isinstance(target, str | Path) else None
+    return ([] if beside is None else [beside]), beside is not None
 
 
 def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyMap | None:
@@ -261,7 +265,37 @@ class _How:
     kv_dtype: str = "auto"
     max_model_len: int | None = None
     processes: int = 1
-    calibration: Calibration = NO_CALIBRATION
+    calibration: Int4Calibration = NO_CALIBRATION
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A draft model or head that is to be loaded, checked as far as that takes no weights."""
+
+    source: ModelSource
+    kind: str | None  # of head, a key of HEADS; None: a model
+    place: Path | None  # its checkpoint; None: an object, or a head
+    tokens: VocabularyMap | None  # from the target's tokens to its own, where they differ
+
+    @classmethod
+    def of(cls, source: ModelSource, how: _How, words: Tokenizer | None, home: Path | None) -> _Draft:
+        """Check a source; `words` is the target's tokenizer, and `home` the checkpoint that it was read from."""
+        kind = _head_kind(source)
+        place = _checked(source, how) if kind is None else None
+        return cls(source, kind, place, None if words is None else _map(words, home, place))
+
+    def load(self, how: _How, target: CausalModel) -> CausalModel:
+        """The model, where it is and in the tokens that the target needs."""
+        if self.kind is None:
+            model = _model(self.source, self.place, how)
+        else:
+            model = HEADS[self.kind].load(checkpoint.locate(str(self.source)), target)
+        if model.device != target.device:
+            model = OnOtherDevice(model, target.device)
+        if self.tokens is not None:
+            model = OtherVocabulary(model, self.tokens.within(target.vocab_size, model.vocab_size))
+            log.info("draft %s has another tokenizer; both have %s", _name(self.source), self.tokens.overlap)
+        return model
 
 
 def _checked(source: ModelSource, how: _How) -> Path | None:
@@ -270,11 +304,11 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
     Raises ConfigurationError for options that do not go together, ModelError for what cannot be loaded.
     """
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    asked: dict[str, Any] = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
-    asked |= {"kv_dtype": how.kv_dtype != "auto", "backend native": how.backend == "native"}
-    asked["max_model_len"] = how.max_model_len is not None
-    if not own and any(asked.values()):
-        option = next(name for name, wanted in asked.items() if wanted)
+    requested: dict[str, Any] = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
+    requested |= {"kv_dtype": how.kv_dtype != "auto", "backend native": how.backend == "native"}
+    requested["max_model_len"] = how.max_model_len is not None
+    if not own and any(requested.values()):
+        option = next(name for name, wanted in requested.items() if wanted)
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
@@ -338,7 +372,7 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
 
 
 def _head_kind(source: ModelSource) -> str | None:
-    """What was trained for a target that a directory, file or hub id holds: a key of HEADS; None: something else."""
+    """The kind of head in a directory or file, or under a hub id: a key of HEADS; None: it is something else."""
     if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
         return None
     return foreign_heads.kind_of(checkpoint.locate(source))

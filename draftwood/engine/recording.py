@@ -119,19 +119,19 @@ class RoundRecorder:
             self._emitted += emitted
         if (ends or cut) and self.ending.reason is None:
             self.ending.reason = "stop" if decided and best in grown.finished else "cancelled"
-        shown, clock = emitted[:count], self._clock
+        visible, clock = emitted[:count], self._clock
         path = forest.path(verdict.parent[0])
         certain = sum(node in forest.forced for node in path)
         if forest.layers:
             certain = sum(layer.certain for layer in forest.layers[: verdict.accepted])
         forced = sum(node >= forest.fresh for node in forest.forced)
-        top = shown if self.top_logprobs else []
-        kinds = [token.kind for token in shown]
+        top = visible if self.top_logprobs else []
+        kinds = [token.kind for token in visible]
         return Round(
             position=forest.position(forest.live[0]),
-            tokens=[token.token for token in shown],
-            logprobs=[token.logprob for token in shown],
-            warped_logprobs=[token.warped for token in shown],
+            tokens=[token.token for token in visible],
+            logprobs=[token.logprob for token in visible],
+            warped_logprobs=[token.warped for token in visible],
             top_logprobs=[token.top for token in top],
             warped_top_logprobs=[token.warped_top for token in top],
             kinds=kinds,
@@ -230,12 +230,12 @@ def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
 
     The last layer is the one that ended the round; nothing where the path ends without drafts, and of beams.
     """
-    found = []
+    layers = []
     for i, node in enumerate(path):
         drawn = [child for proposal in forest.proposals.get(node, ()) for child in proposal.nodes]
         if drawn and drawn[0] not in forest.forced:
-            found.append((drawn.index(path[i + 1]) if i + 1 < len(path) else len(drawn), len(drawn)))
-    return found
+            layers.append((drawn.index(path[i + 1]) if i + 1 < len(path) else len(drawn), len(drawn)))
+    return layers
 
 
 def likeliest(log_probs: Tensor, count: int) -> list[TopLogprobs]:

@@ -169,8 +169,8 @@ class RequestParser:
         """The tokens of each bad word, at the start of a text and behind a space."""
         words = [text for word in self._texts("bad_words", "bad word", given) for text in (word, f" {word.lstrip()}")]
         assert self.tokenizer is not None or not words
-        found = [tuple(self.tokenizer.encode(word, False)) for word in words] if self.tokenizer is not None else []
-        return tuple(dict.fromkeys(filter(None, found)))
+        spellings = [tuple(self.tokenizer.encode(word, False)) for word in words] if self.tokenizer is not None else []
+        return tuple(dict.fromkeys(filter(None, spellings)))
 
     def _allowed(self, options: Options) -> frozenset[int] | None:
         """The tokens that a text may have; None: all."""

@@ -11,7 +11,7 @@ from draftwood.engine.engine_map import EngineMap
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
-from draftwood.eval.running import Job, Plan, Runner
+from draftwood.eval.running import EvalJob, EvalPlan, Runner
 from draftwood.eval.store import SUMMARY, Store
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
@@ -31,10 +31,10 @@ def check_code(tasks: list[Task], confirmed: bool) -> None:
 
 def evaluate(
     engine: Engine,
-    plan: Plan,
+    plan: EvalPlan,
     out: Path,
     on_start: Callable[[int, int], None] = lambda made, expected: None,
-    on_job: Callable[[Job], None] = lambda job: None,
+    on_job: Callable[[EvalJob], None] = lambda job: None,
     engines: EngineMap | None = None,
 ) -> dict[str, Any]:
     """Make the runs that `out` lacks and write its summary, which is returned; an interrupt leaves one, too.

@@ -17,7 +17,7 @@ from draftwood.models.backend import native
 
 def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
     """The program and the machine, as they head result files; `backend` is what "auto" takes there unless given."""
-    usual = "native" if device.type == "cpu" and native.unavailable() is None else "pytorch"
+    automatic = "native" if device.type == "cpu" and native.unavailable() is None else "pytorch"
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "draftwood": draftwood.__version__,
@@ -30,8 +30,8 @@ def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "backend": backend or usual,
-        "kernels": native.kernels()[0] if (backend or usual) == "native" else None,
+        "backend": backend or automatic,
+        "kernels": native.kernels()[0] if (backend or automatic) == "native" else None,
     }
 
 

@@ -29,7 +29,7 @@ WARM_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     """The measurements of an evaluation. The first method is the baseline."""
 
     methods: Sequence[Method]
@@ -57,14 +57,16 @@ class Plan:
             "seeds": list(self.seeds),
         }
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[EvalJob]:
         """All runs in their order: item by item over all tasks, and for each every method, in an order drawn for it."""
         result = []
         longest = max(len(items) for _, items in self.tasks)
         for place in range(longest):
             for task, items in self.tasks:
                 for seed in self.seeds if place < len(items) else ():
-                    turn = [Job(task, items[place], place, number, self.methods[number], seed) for number in self.order]
+                    turn = [
+                        EvalJob(task, items[place], place, number, self.methods[number], seed) for number in self.order
+                    ]
                     random.Random(f"{items[place].hash} {seed}").shuffle(turn)
                     result += turn
         return result
@@ -75,7 +77,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EvalJob:
     """One run: a method on an instance with a seed."""
 
     task: Task
@@ -95,15 +97,15 @@ class Runner:
     """Runs what a store does not have yet."""
 
     engine: Engine
-    plan: Plan
+    plan: EvalPlan
     meter: Meter = field(default_factory=lambda: Meter([]))
 
-    def missing(self, store: Store) -> list[Job]:
+    def missing(self, store: Store) -> list[EvalJob]:
         """Runs that are still to be made."""
         return [job for job in self.plan.jobs() if job.key not in store.records]
 
     def run(
-        self, store: Store, on_job: Callable[[Job], None] = lambda job: None, engines: EngineMap | None = None
+        self, store: Store, on_job: Callable[[EvalJob], None] = lambda job: None, engines: EngineMap | None = None
     ) -> None:
         """Make all missing runs. A run that fails is recorded as such; the others do not notice.
 
@@ -120,14 +122,14 @@ class Runner:
             on_job(job)
             store.add(job.key, next(each))
 
-    def ready(self, todo: Sequence[Job]) -> Callable[[Sequence[Job]], Iterator[Record]]:
+    def ready(self, todo: Sequence[EvalJob]) -> Callable[[Sequence[EvalJob]], Iterator[Record]]:
         """Warm up, and return a function that makes the runs of some jobs, one after the other."""
         self._warm_up(todo)
         return lambda jobs: map(self.record, jobs)
 
-    def _warm_up(self, todo: Sequence[Job]) -> None:
+    def _warm_up(self, todo: Sequence[EvalJob]) -> None:
         """Let caches grow and kernels be chosen on the first prompt of each task; failures will show when it counts."""
-        first: dict[tuple[str, int], Job] = {}
+        first: dict[tuple[str, int], EvalJob] = {}
         for job in todo:
             first.setdefault((job.task.name, job.number), job)
         for job in first.values():
@@ -137,7 +139,7 @@ class Runner:
                 except Exception:
                     break
 
-    def record(self, job: Job) -> Record:
+    def record(self, job: EvalJob) -> Record:
         """One run, as a line of the store."""
         instance = job.instance
         record: Record = {
@@ -182,7 +184,7 @@ class Runner:
             return {**record, "status": "failed", "stage": "score", "error": named(error)}
         return {**record, "status": "ok", "scores": scores}
 
-    def _decode(self, job: Job, prompt: str | list[dict[str, str]], limit: int) -> tuple[GenerationResult, float]:
+    def _decode(self, job: EvalJob, prompt: str | list[dict[str, str]], limit: int) -> tuple[GenerationResult, float]:
         """A result, and seconds from token ids to token ids."""
         tokens = self.engine.tokens(prompt)
         limit = min(limit, job.instance.max_new_tokens)
@@ -199,7 +201,9 @@ class Runner:
             torch.cuda.synchronize(self.engine.target.device)
 
 
-def _elsewhere(plan: Plan, todo: Sequence[Job], engine: Engine) -> Callable[[Sequence[Job]], Iterator[Record]]:
+def _elsewhere(
+    plan: EvalPlan, todo: Sequence[EvalJob], engine: Engine
+) -> Callable[[Sequence[EvalJob]], Iterator[Record]]:
     """`Runner.ready` in another process, where energy is not measured: others work at the same time."""
     return Runner(engine, plan).ready(todo)
 

@@ -14,7 +14,7 @@ from draftwood.engine.stopping import Pieces
 from draftwood.explain import page
 from draftwood.explain.judging import RoundJudgement, VerdictRecorder
 from draftwood.explain.terminal import method_label, percent
-from draftwood.explain.text import Words, lines, spelling
+from draftwood.explain.text import TextOf, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
 from draftwood.models.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class RecordedGeneration:
 
     generation: Generation
     judgements: list[RoundJudgement]  # one for each round; there may be more of them than rounds that were noted
-    words: Words
+    words: TextOf
     about: dict[str, Any]  # what was asked, of whom
     spelled: Pieces | None
 
@@ -68,7 +68,7 @@ class Explanation:
     result: GenerationResult
     trees: list[RoundTree]
     judgements: list[RoundJudgement]
-    words: Words
+    words: TextOf
     pieces: list[list[tuple[str, Kind]]]  # of each round: text that became certain by it, and where it came from
     ends: frozenset[int]
     about: dict[str, Any]  # what was asked, of whom

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.core.forest import FINISHED, TRUNK
 from draftwood.core.records import Kind
 from draftwood.explain.judging import RoundJudgement
-from draftwood.explain.text import Words
+from draftwood.explain.text import TextOf
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypotheses_after
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def template() -> str:
     return re.sub(r"{{ (style|script|digest) }}", lambda match: parts[match[1]], page)
 
 
-def start(about: Mapping[str, Any], prompt: Sequence[int], words: Words) -> dict[str, Any]:
+def start(about: Mapping[str, Any], prompt: Sequence[int], words: TextOf) -> dict[str, Any]:
     """The part of the document that is known before the first round; for `about` see `Explanation`."""
     return {
         **about,
@@ -82,7 +82,7 @@ def round_document(
     tree: RoundTree,
     judgement: RoundJudgement,
     before: Sequence[int],
-    words: Words,
+    words: TextOf,
     ends: frozenset[int],
     pieces: Sequence[tuple[str, Kind]] = (),
 ) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def round_document(
     }
 
 
-def _beams(tree: RoundTree, judgement: RoundJudgement, words: Words, ends: frozenset[int]) -> list[dict[str, Any]]:
+def _beams(tree: RoundTree, judgement: RoundJudgement, words: TextOf, ends: frozenset[int]) -> list[dict[str, Any]]:
     """The hypotheses after a round, most likely first: what each has beyond the text that all of them share."""
     beams: dict[tuple[int, ...], dict[str, Any]] = {}
     after = hypotheses_after(tree.round_)

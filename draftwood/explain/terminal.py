@@ -257,8 +257,8 @@ def method_label(method: Mapping[str, Any]) -> str:
     from draftwood.methods import METHODS
 
     name = str(method["name"])
-    usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
-    keys = [key for key in method if key != "name" and (key not in usual or method[key] != usual[key])]
+    defaults = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
+    keys = [key for key in method if key != "name" and (key not in defaults or method[key] != defaults[key])]
     for implied in ("gamma", "depth"):  # Thompson sampling has no size, a size that is named says fixed
         rest = {key: method[key] for key in keys if key != implied}
         if implied in keys and _parsed(METHODS[name], rest).get(implied, rest) == method[implied]:

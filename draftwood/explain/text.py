@@ -10,21 +10,21 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from draftwood.core.forest import FINISHED
-from draftwood.core.records import Layer
+from draftwood.core.records import BeamLayer
 from draftwood.explain.terminal import SEPARATOR, paint, percent, shortened
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, numbers
 
 if TYPE_CHECKING:
     from draftwood.models.text.tokenizer import Tokenizer
 
-Words = Callable[[Sequence[int]], str]  # the text of tokens
+TextOf = Callable[[Sequence[int]], str]  # the text of tokens
 ROOT_STYLE = Style.parse("bold")
 TREE_WIDTH, FATE_WIDTH, NUMBER_WIDTH = 46, 24, 7  # TREE_WIDTH: of the tree, at most
 WHOLE_FORESTS = 24  # in rounds with more drafts, those that were not judged are counted, not shown
 MIN_WIDTH = 76  # legend and numbers need so much
 
 
-def spelling(tokenizer: Tokenizer | None) -> Words:
+def spelling(tokenizer: Tokenizer | None) -> TextOf:
     """The text of tokens: as behind a letter, since some tokenizers drop a space at the start of a text."""
     if tokenizer is None:
         return lambda tokens: "".join(f"<{token}>" for token in tokens)
@@ -42,7 +42,7 @@ def spelling(tokenizer: Tokenizer | None) -> Words:
 def lines(
     trees: Sequence[RoundTree],
     prompt: Sequence[int],
-    words: Words,
+    words: TextOf,
     ends: frozenset[int] = frozenset(),
     width: int = 80,
     colour: bool = False,
@@ -64,7 +64,7 @@ def lines(
 class Drawing:
     """How trees are written down."""
 
-    words: Words
+    words: TextOf
     ends: frozenset[int]
     width: int
     colour: bool
@@ -154,7 +154,7 @@ class Drawing:
             if not (hidden and child.unreached):
                 yield from self._node(child, level + bool(node.draws), hides)
 
-    def _layer(self, tree: RoundTree, layer: Layer, place: int) -> list[str]:
+    def _layer(self, tree: RoundTree, layer: BeamLayer, place: int) -> list[str]:
         """A layer of beams in a sentence."""
         counts = [(sum(one.fate == name for one in layer.judged), name) for name in FATES]
         counts.append((len(completions(layer)), tree.chosen))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.style import Style
 
 from draftwood.core.forest import FINISHED, TRUNK
-from draftwood.core.records import Layer, Outcome, Round
+from draftwood.core.records import BeamLayer, Outcome, Round
 from draftwood.explain.terminal import DIM, KIND_STYLES
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _judge_layers(tree: RoundTree) -> None:
             tree.outcome(beam).add(tree.chosen)
 
 
-def completions(layer: Layer) -> list[Outcome]:
+def completions(layer: BeamLayer) -> list[Outcome]:
     """The beams of a layer that the target chose itself."""
     if any(one.q for one in layer.judged):
         return layer.beams[layer.accepted :]

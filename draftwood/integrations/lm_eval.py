@@ -133,10 +133,10 @@ class Draftwood(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Scored]:
         """Log-likelihoods of continuations behind contexts, natural logarithm; each request's args are both texts."""
         pairs = [self._pair(*_arguments(request)) for request in requests]
-        found = self._scored([(before + after, len(after)) for before, after in pairs])
-        for request, answer in zip(requests, found, strict=True):
+        scored = self._scored([(before + after, len(after)) for before, after in pairs])
+        for request, answer in zip(requests, scored, strict=True):
             self.cache_hook.add_partial("loglikelihood", _arguments(request), answer)
-        return found
+        return scored
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihoods of whole texts, each token behind as much context as there is room for."""

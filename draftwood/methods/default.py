@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from draftwood.errors import ModelError
 from draftwood.methods.base import Method
@@ -17,15 +18,23 @@ from draftwood.models.heads.medusa import Heads
 log = logging.getLogger(__name__)
 
 MIXED: dict[str, object] = {"lookup": True, "depth": "auto"}
-COMPANIONS: dict[
-    str, dict[str, object]
-] = {  # kind of a file next to, or a layer in, a target's weights -> what drafts with it; the faster first, as measured
-    "mtp": {"name": "mtp", **MIXED},
-    "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
-    "eagle": {"name": "eagle", **MIXED},
-    "dflash": {"name": "dflash", **MIXED},
-    "heads": {"name": "medusa"},
-    "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
+
+
+class Companion(NamedTuple):
+    """The method that drafts with something that comes with a target's weights, and where that lies."""
+
+    method: Mapping[str, object]
+    layer: str = ""  # its name where it is a layer of the checkpoint, else it is a file next to the weights
+    in_checkpoint: Callable[[Path | None], bool] | None = None  # whether a checkpoint has that layer
+
+
+COMPANIONS = {  # kind of a file next to, or a layer in, a target's weights; the faster first, as measured
+    "mtp": Companion({"name": "mtp", **MIXED}, "multi-token prediction", mtp.present),
+    "exit": Companion({"name": "eesd", "gamma": DEEPEST, **MIXED}),
+    "eagle": Companion({"name": "eagle", **MIXED}),
+    "dflash": Companion({"name": "dflash", **MIXED}),
+    "heads": Companion({"name": "medusa"}),
+    "skip": Companion({"name": "self-spec", "gamma": DEEPEST, **MIXED}),
 }
 
 
@@ -39,7 +48,9 @@ def comes_with(target: CausalModel, kind: str) -> bool:
     home: Path | None = getattr(target, "home", None)
     if home is None:
         return False
-    return mtp.present(getattr(target, "source", None)) if kind == "mtp" else companion(home, kind).is_file()
+    if (present := COMPANIONS[kind].in_checkpoint) is not None:
+        return present(getattr(target, "source", None))
+    return companion(home, kind).is_file()
 
 
 def default_method(
@@ -54,12 +65,12 @@ def default_method(
     """
     for model in loaded:
         if (kind := trained_head(model)) is not None:
-            return Method.parse(COMPANIONS[kind]), None
+            return Method.parse(COMPANIONS[kind].method), None
     if drafts:
         return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
-    for kind, options in COMPANIONS.items():
+    for kind, each in COMPANIONS.items():
         if target is not None and comes_with(target, kind):
-            method = Method.parse(options)
+            method = Method.parse(each.method)
             try:
                 return method, method.models(target, ())
             except ModelError as error:

@@ -101,7 +101,7 @@ class SourcedMethod(Method):
 
     @property
     def drafts_from(self) -> object:
-        """What methods with the same source of their own have."""
+        """A key that methods which draft from the same source share."""
         if self.drafter == "skip":
             return "skip", self.skip, None, None
         if self.drafter == "mtp":

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
 
 

@@ -11,18 +11,19 @@ in place; pages that were never written take no physical memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate, chain
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.errors import OutOfMemory
+from draftwood.models.extents import Extent, SlotStates, moves
 from draftwood.models.memory_budget import MemoryBudget
 
 SPAN_MULTIPLE = 32  # capacities are multiples of this many slots, so that attention can round spans up to whole vectors
@@ -54,50 +55,6 @@ class ChangeLog:
 
     cache: int  # the number by which the other processes know the cache
     changes: list[list[int]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Extent:
-    """A contiguous block of slots that one request has. The request counts its slots from 0; slot 0 is `base` here."""
-
-    base: int
-    capacity: int  # number of slots
-    used: int = 0  # how many of them the request asked for
-
-
-class SlotStates(Protocol):
-    """What layers that read the past through a state keep of slots; see `draftwood.models.recurrent_states`."""
-
-    interval: int
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def extent_bytes(self) -> int: ...
-
-    def reserve(self, extent: Extent, trunk: int, nodes: int) -> None: ...
-
-    def release(self, extent: Extent) -> None: ...
-
-    def free(self, extent: Extent, slots: Iterable[int]) -> None: ...
-
-    def clear(self, extent: Extent, first: int) -> None: ...
-
-    def settle(self, extent: Extent) -> None: ...
-
-    def held_bytes(self, extent: Extent) -> int: ...
-
-    def reusable(self, extent: Extent, tokens: int) -> int: ...
-
-    def copy(self, source: Extent, target: Extent, tokens: int) -> None: ...
-
-    def wish(self, extent: Extent, tokens: int) -> None: ...
-
-    def first_again(self, extent: Extent, trunk: Sequence[int], position: int) -> int: ...
 
 
 class Cache:
@@ -337,27 +294,29 @@ class Cache:
 
         Where a plane cannot be allocated, all are restored and the error is raised.
         """
-        moves, done = _moves(before, after), 0
+        blocks, done = moves(before, after), 0
         try:
             for done in range(len(self.layout)):
-                self.planes[done] = self._new_plane(done, room, moves)
+                self.planes[done] = self._new_plane(done, room, blocks)
         except (RuntimeError, MemoryError):
             for plane in range(done):
-                self.planes[plane] = self._new_plane(plane, self.room, _moves(after, before))
+                self.planes[plane] = self._new_plane(plane, self.room, moves(after, before))
             raise
         finally:
             self.pointers = data_pointers(self.planes)
         self._log(
-            ChangeKind.MOVED, room, *(n for was, now in moves for n in (was.base, was.capacity, now.base, now.capacity))
+            ChangeKind.MOVED,
+            room,
+            *(n for was, now in blocks for n in (was.base, was.capacity, now.base, now.capacity)),
         )
 
-    def _new_plane(self, plane: int, room: int, moves: Sequence[tuple[Extent, Extent]]) -> Tensor:
-        """A new plane for `room` slots, with the contents of the present one moved; `moves` are pairs (from, to)."""
+    def _new_plane(self, plane: int, room: int, blocks: Sequence[tuple[Extent, Extent]]) -> Tensor:
+        """A new plane for `room` slots, with the contents of the present one moved; `blocks` are pairs (from, to)."""
         heads, width, dtype = self.layout[plane]
         with torch.inference_mode(False):  # so that it may be written in any mode
             made = torch.empty(room * heads, width, dtype=dtype, device=self.device)
         old = self.planes[plane]
-        for was, now in moves:
+        for was, now in blocks:
             count = min(was.capacity, now.capacity)
             source, goal = (
                 part[at.base * heads : (at.base + at.capacity) * heads].view(heads, at.capacity, width)
@@ -378,22 +337,14 @@ class Cache:
                 self.room, *bounds = numbers
                 self.slots = self.room
                 extents = [Extent(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
-                moves = list(zip(extents[::2], extents[1::2], strict=True))
-                self.planes = [self._new_plane(plane, self.room, moves) for plane in range(len(self.planes))]
+                blocks = list(zip(extents[::2], extents[1::2], strict=True))
+                self.planes = [self._new_plane(plane, self.room, blocks) for plane in range(len(self.planes))]
             elif kind == ChangeKind.CLEARED:
                 base, capacity, first = numbers
                 self.clear(Extent(base, capacity), first)
             else:
                 base, capacity, other, room, slots = numbers
                 self.copy(Extent(base, capacity), Extent(other, room), slots)
-
-    def drop(self) -> None:
-        """Give back all memory; extents that are lent are lost."""
-        if self.states is not None:
-            for extent in self._lent:
-                self.states.release(extent)
-        self._lent = []
-        self._move(0)
 
     def trim(self) -> None:
         """Give back the memory that is not lent."""
@@ -409,20 +360,3 @@ def _with_margin(slots: int) -> int:
 def data_pointers(tensors: Sequence[Tensor]) -> array[int]:
     """The addresses of the tensors' data, 64 bits each, for a C library."""
     return array("Q", [tensor.data_ptr() for tensor in tensors])
-
-
-def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
-    """Pairs (from, to) of blocks to copy; extents that stay neighbours and keep their capacity are copied as one."""
-    moves: list[tuple[Extent, Extent]] = []
-    mergeable = False
-    for was, now in zip(before, after, strict=True):
-        same = was.capacity == now.capacity
-        if mergeable and same:
-            last, there = moves[-1]
-            if (last.base + last.capacity, there.base + there.capacity) == (was.base, now.base):
-                last.capacity += was.capacity
-                there.capacity += was.capacity
-                continue
-        moves.append((Extent(was.base, was.capacity), Extent(now.base, now.capacity)))
-        mergeable = same
-    return moves

@@ -290,7 +290,7 @@ class Decoder(DecoderWeights):
 def _mask(
     kind: AttentionKind, seen: Tensor, stored: Tensor | None, at: Tensor | None, reach: int, dtype: torch.dtype
 ) -> Tensor:
-    """What is added to scores [B, (heads,) Q or 1, S] of rows that see slots `seen` [B, Q or 1, S].
+    """The mask that is added to scores [B, (heads,) Q or 1, S] of rows that see slots `seen` [B, Q or 1, S].
 
     `stored` [B, 1, S] are the slots' positions, `at` [B, Q, 1] the rows', below `reach`; without them all see alike.
     """
@@ -307,5 +307,5 @@ def _mask(
 
 
 def _factors(kind: AttentionKind, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """What queries [B, N, heads, D] at positions [B, N] are multiplied by."""
+    """Factors of queries [B, N, heads, D] at positions [B, N]."""
     return None if kind.growth is None else kind.growth.factors(positions)[..., None, None].to(dtype)

@@ -25,7 +25,7 @@ class QueryGrowth:
     start: int = 0
 
     def factors(self, positions: Tensor) -> Tensor:
-        """What queries at positions [...] are multiplied by, float32."""
+        """Factors of queries at positions [...], float32."""
         return 1 + self.beta * ((positions + self.start) // self.length).float().log1p()
 
 

@@ -25,7 +25,7 @@ from draftwood.models.rotary import Rotary
 
 
 class AttentionKind(NamedTuple):
-    """What layers share that have the same masks and rotary tables."""
+    """The properties of attention on which masks and rotary tables depend; layers with the same ones share these."""
 
     window: int
     heads: int
@@ -104,7 +104,7 @@ class DecoderWeights(nn.Module):
         ]
 
     def parts(self) -> list[list[PartReads]]:
-        """What adds to the rows in each layer, in order."""
+        """The parts of each layer that add to the rows, in order."""
         return [layer.parts for layer in self.layers]  # type: ignore[misc]
 
     def limit_context(self, context: int | None) -> None:

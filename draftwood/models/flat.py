@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import SPAN_MULTIPLE, Cache, Extent
+from draftwood.models.cache import SPAN_MULTIPLE, Cache
+from draftwood.models.extents import Extent
 from draftwood.models.kv_rows import from_rows, to_rows
 from draftwood.models.recurrent_fold import StateStore
 

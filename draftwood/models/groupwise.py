@@ -20,7 +20,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 from draftwood.models.flat import group_segments, visibility
 
 ATTENTION_NAMES = ("eager", "sdpa")  # the implementations that take any mask as a tensor

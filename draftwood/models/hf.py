@@ -23,8 +23,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.backend.matrix import computed
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Cache, Extent, Plane
+from draftwood.models.cache import Cache, Plane
 from draftwood.models.checkpoints import checkpoint
+from draftwood.models.extents import Extent
 from draftwood.models.flat import written_rows
 from draftwood.models.groupwise import ATTENTION_NAMES, AttentionReach, CacheRecorder, ForwardCache, grouped, groupwise
 from draftwood.models.memory_budget import MemoryBudget

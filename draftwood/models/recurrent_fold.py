@@ -13,23 +13,23 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from draftwood.models.recurrent_states import Plan, RecurrentStates
+from draftwood.models.recurrent_states import RecurrentStates, StatePlan
 
-Step: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # state [B, S], input [B, I] -> state, output
+FoldStep: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # state [B, S], input [B, I] -> state, output
 
 
 class StateStore(Protocol):
     """The states of one recurrent layer, as its mixer uses them."""
 
-    def fold(self, step: Step, inputs: Tensor, state: int) -> Tensor:
+    def fold(self, step: FoldStep, inputs: Tensor, state: int) -> Tensor:
         """Outputs [B, N, O] of inputs [B, N, I], folded into states of `state` values."""
         ...
 
 
-class Texts:
+class WholeTexts:
     """Whole texts, token by token from no state: differentiable."""
 
-    def fold(self, step: Step, inputs: Tensor, state: int) -> Tensor:
+    def fold(self, step: FoldStep, inputs: Tensor, state: int) -> Tensor:
         states = inputs.new_zeros(len(inputs), state)
         outputs = []
         for token in inputs.unbind(1):
@@ -43,13 +43,13 @@ class CachedStates:
     """The states of recurrent layer number `number` of a cache, in one forward."""
 
     states: RecurrentStates
-    plan: Plan
+    plan: StatePlan
     number: int
 
-    def fold(self, step: Step, inputs: Tensor, state: int) -> Tensor:
+    def fold(self, step: FoldStep, inputs: Tensor, state: int) -> Tensor:
         ends, bounds, plan = self.states.input_ends, self.states.state_ends, self.plan
         rows, own = inputs[0], slice(bounds[self.number], bounds[self.number + 1])
-        pool = self.states.pool[:, ends[self.number] : ends[self.number + 1]]
+        pool = self.states.memory.pool[:, ends[self.number] : ends[self.number + 1]]
         if plan.saved:
             places, saved = (torch.tensor(part, device=rows.device) for part in (plan.places, plan.saved))
             pool.index_copy_(0, places, rows[saved])

@@ -6,52 +6,10 @@ walks them needs a stack of states for branches alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from torch import Tensor
 
 from draftwood.models.base import Segment
-
-
-class StateMemory(Protocol):
-    """Memory of a state."""
-
-    data: Tensor
-
-
-class HeldState(Protocol):
-    """The state behind the token in a slot, of some recurrent layers (bits)."""
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def state(self) -> StateMemory: ...
-
-
-class HeldInputs(Protocol):
-    """The row of the pool where a token's inputs of some recurrent layers (bits) lie."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def layers(self) -> int: ...
-
-
-class Held(Protocol):
-    """What is kept for an extent, by slot."""
-
-    @property
-    def checkpoints(self) -> Mapping[int, HeldState]: ...
-
-    @property
-    def inputs(self) -> Mapping[int, HeldInputs]: ...
+from draftwood.models.recurrent_memory import Checkpoint, ExtentStates, State
 
 
 @dataclass(slots=True)
@@ -64,7 +22,7 @@ class Walk:
 
     first: int  # row of the batch that is the segment's first
     count: int  # rows of the segment
-    starts: list[HeldState | None] = field(default_factory=list)
+    starts: list[Checkpoint | None] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -72,10 +30,10 @@ class Walk:
     leaves: list[int] = field(default_factory=list)  # steps of the rows below the trunk; the last row if there is none
     trunk: int = 0  # rows at positions below this one are the trunk's
     step_of: dict[int, int] = field(default_factory=dict)  # by slot
-    stored: dict[int, StateMemory] = field(default_factory=dict)  # where the state behind a step is kept
+    stored: dict[int, State] = field(default_factory=dict)  # where the state behind a step is kept
 
     @classmethod
-    def of(cls, segment: Segment, first: int, held: Held, layers: int) -> Walk:
+    def of(cls, segment: Segment, first: int, held: ExtentStates, layers: int) -> Walk:
         """The walk over a segment whose first row is row `first` of the batch, in some recurrent layers (bits)."""
         walk = cls(first, len(segment))
         rows = dict(zip(segment.slots, range(first, first + len(segment)), strict=True))
@@ -114,7 +72,7 @@ class Walk:
         walk.trunk = max(segment.seen)
         return walk
 
-    def _start(self, start_of: dict[int, int], slot: int, checkpoint: HeldState | None) -> int:
+    def _start(self, start_of: dict[int, int], slot: int, checkpoint: Checkpoint | None) -> int:
         if slot not in start_of:
             start_of[slot] = len(self.starts)
             self.starts.append(checkpoint)

@@ -20,7 +20,7 @@ class RopeScaling:
     original_context: int = 8192
 
     def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:
-        """What the frequencies [dim / 2], theta^(-2 i / dim), become in a model that is loaded for `context` tokens."""
+        """The frequencies [dim / 2], from theta^(-2 i / dim), in a model that is loaded for `context` tokens."""
         if self.kind == "linear":
             return frequency / self.factor
         if self.kind != "llama3":
@@ -61,7 +61,7 @@ class Yarn(RopeScaling):
     truncate: bool = True
 
     def growth(self, weight: float) -> float:
-        """What YaRN makes scores grow by, weighed."""
+        """The factor by which YaRN lets scores grow, weighed."""
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
     def scaled(self, frequency: Tensor, theta: float, context: int) -> Tensor:

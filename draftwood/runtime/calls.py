@@ -15,7 +15,7 @@ from draftwood.errors import Overloaded
 from draftwood.runtime.cost import Curve
 from draftwood.runtime.executor import PartialRun
 from draftwood.runtime.policy import Policy, Wanted
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 
 
 @dataclass(slots=True)
@@ -24,10 +24,10 @@ class Calls:
 
     running: int
     queue: int | None
-    live: dict[object, set[Task[Any]]] = field(default_factory=dict)  # call -> those of its tasks that are not over
+    live: dict[object, set[DecodingTask[Any]]] = field(default_factory=dict)  # call -> its tasks that are not over
     _lock: Lock = field(default_factory=Lock)
 
-    def enter(self, task: Task[Any]) -> None:
+    def enter(self, task: DecodingTask[Any]) -> None:
         """Count a task that comes; raises Overloaded where its call would be one too many."""
         with self._lock:
             if self.queue is not None and task.call not in self.live:
@@ -39,7 +39,7 @@ class Calls:
                     )
             self.live.setdefault(task.call, set()).add(task)
 
-    def leave(self, task: Task[Any]) -> None:
+    def leave(self, task: DecodingTask[Any]) -> None:
         """Forget a task that is over, or that never entered."""
         with self._lock:
             tasks = self.live.get(task.call, set())
@@ -47,7 +47,9 @@ class Calls:
             if not tasks:
                 self.live.pop(task.call, None)
 
-    def next(self, waiting: Collection[Task[Any]], active: Sequence[Task[Any]]) -> Task[Any] | None:
+    def next(
+        self, waiting: Collection[DecodingTask[Any]], active: Sequence[DecodingTask[Any]]
+    ) -> DecodingTask[Any] | None:
         """The waiting task to begin: the first one of the call that has fewest active; None: there is no place.
 
         Of several priorities the smallest one counts first. A task that was put back is before all others. The first
@@ -67,7 +69,7 @@ class Calls:
         self._lock = Lock()
 
 
-def youngest(active: Sequence[Task[Any]]) -> Task[Any]:
+def youngest(active: Sequence[DecodingTask[Any]]) -> DecodingTask[Any]:
     """The task that began last, of the call with the most active tasks."""
     running = Counter([task.call for task in active])
     return max(reversed(active), key=lambda task: running[task.call])
@@ -76,12 +78,12 @@ def youngest(active: Sequence[Task[Any]]) -> Task[Any]:
 class TaskRows(NamedTuple):
     """So many rows of a task's run, which one pass computes."""
 
-    task: Task[Any]
+    task: DecodingTask[Any]
     pending: PartialRun
     rows: int
 
 
-def allocate_rows(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int) -> list[TaskRows]:
+def allocate_rows(tasks: Sequence[DecodingTask[Any]], policy: Policy, curve: Curve, number: int) -> list[TaskRows]:
     """The rows of each task's run that pass `number` computes; tasks that were answered longest ago come first.
 
     The policy decides, from the rows that each call asks for and from what a pass costs by `curve`. A task whose run is
@@ -101,7 +103,7 @@ def allocate_rows(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, numb
 
 
 def target_pass_seconds(
-    chosen: Sequence[TaskRows], active: Sequence[Task[Any]], curve: Curve
+    chosen: Sequence[TaskRows], active: Sequence[DecodingTask[Any]], curve: Curve
 ) -> tuple[float, float, float]:
     """Estimated seconds of a pass of the target, by `curve`, as `Policy.target_pass` takes them.
 

@@ -234,12 +234,12 @@ class Curve:
         """Seconds of a forward over so many rows."""
         if not self.points:
             return self.nominal(rows) * self.measured.ratio
-        found = self._known.get(rows)
-        if found is None:
+        seconds = self._known.get(rows)
+        if seconds is None:
             if not self._known:
                 self._knots = self._rising()
-            found = self._known[rows] = self._at(rows)
-        return found if self.passes > WARM_UP_PASSES else min(found, self.nominal(rows) * self.measured.ratio)
+            seconds = self._known[rows] = self._at(rows)
+        return seconds if self.passes > WARM_UP_PASSES else min(seconds, self.nominal(rows) * self.measured.ratio)
 
     def marginal(self, rows: int, more: int) -> float:
         """Seconds that `more` rows add to a forward over `rows`."""

@@ -25,7 +25,7 @@ import torch
 from draftwood.errors import DraftwoodError
 from draftwood.runtime.scheduler import IN_A_STEP, Scheduler
 from draftwood.runtime.session import Event
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 from draftwood.runtime.threads import use_threads
 from draftwood.util.resident import give_back
 
@@ -56,12 +56,12 @@ class Driver:
         """The reason why nothing can be computed any more, which only another engine mends; None: all is well."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
-    def submit(self, task: Task[Any]) -> None:
+    def submit(self, task: DecodingTask[Any]) -> None:
         """Queue a request. Raises RequestError where it can never fit, Overloaded where the queue is full."""
         self.enter(task)
         self.queue([task])
 
-    def enter(self, task: Task[Any]) -> None:
+    def enter(self, task: DecodingTask[Any]) -> None:
         """Count a request that is about to be queued; raises what `submit` does."""
         if threading.current_thread() is self._thread:
             raise DraftwoodError(IN_A_STEP)
@@ -69,17 +69,17 @@ class Driver:
             raise DraftwoodError(f"the engine is broken: {self.broken}; start another process")
         self.scheduler.enter(task)
 
-    def queue(self, tasks: Sequence[Task[Any]]) -> None:
+    def queue(self, tasks: Sequence[DecodingTask[Any]]) -> None:
         """Queue requests that have entered; they may begin in one step, and share its passes."""
         self._compute_threads = torch.get_num_threads()
         self._start()
         self.scheduler.queue(tasks)
 
-    def cancel(self, task: Task[Any], error: BaseException | None = None) -> None:
+    def cancel(self, task: DecodingTask[Any], error: BaseException | None = None) -> None:
         """End a request when the step under way is through, with `error` if there is one; see `Scheduler.cancel`."""
         self.scheduler.cancel(task, error)
 
-    def events(self, task: Task[Event], each: bool = True) -> Generator[Event, None, None]:
+    def events(self, task: DecodingTask[Event], each: bool = True) -> Generator[Event, None, None]:
         """Submit a request and yield its events: each as it comes, or all of them when it has ended.
 
         Raises what ended the request. Closing the generator, or an exception such as Ctrl-C, cancels it.
@@ -88,18 +88,11 @@ class Driver:
         task.wake, task.wake_each = partial(woken.put, None), each
         try:
             self.submit(task)
-            done = False
-            while not done:
-                woken.get()
-                done = task.done
-                while task.events:
-                    yield task.events.popleft()
-            if task.error is not None:
-                raise task.error
+            yield from task.drain(woken.get)
         finally:
             self.cancel(task)
 
-    def outcomes(self, tasks: Sequence[Task[Event]]) -> Generator[Event, None, None]:
+    def outcomes(self, tasks: Sequence[DecodingTask[Event]]) -> Generator[Event, None, None]:
         """Submit tasks with one event each, and yield these events in the order of the tasks; errors as in `events`."""
         woken: SimpleQueue[None] = SimpleQueue()
         try:

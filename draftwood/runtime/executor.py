@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.models.base import Batch, CausalModel
 from draftwood.runtime import threads
-from draftwood.runtime.session import Answer, Job, Row, Run, Session
+from draftwood.runtime.session import Answer, ForwardJob, Run, Session, TokenRow
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class PartialRun:
     """A run that is being answered: the rows that are still to be computed, and what is known so far."""
 
     run: Run
-    rows: list[Row]
+    rows: list[TokenRow]
     levels: dict[int, int]  # slot -> layers computed of its row
     stop: int  # layers that the run wants computed
     answer: Answer
@@ -97,7 +97,7 @@ def run_layers(pending: Sequence[PartialRun], limits: Collection[int]) -> float:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
         low, bounds = min(levels), levels.union(*((each.stop, *each.ends) for each, _ in todo))
         stop = min([bound for bound in bounds if bound > low])
-        jobs: list[tuple[PartialRun, Job]] = []
+        jobs: list[tuple[PartialRun, ForwardJob]] = []
         for each, rows in todo:
             lowest = rows if len(levels) == 1 else [row for row in rows if each.levels[row.slot] == low]
             if lowest:
@@ -109,11 +109,11 @@ def run_layers(pending: Sequence[PartialRun], limits: Collection[int]) -> float:
     return computed
 
 
-def _base(member: tuple[PartialRun, Job]) -> int:
+def _base(member: tuple[PartialRun, ForwardJob]) -> int:
     return member[1].segment.extent.base
 
 
-def _forward(members: Sequence[tuple[PartialRun, Job]]) -> float:
+def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
     """One forward for jobs of one model and layer range, in the order of their extents; its rows, by their share."""
     job = members[0][1]
     session, start, stop, model = job.session, job.start, job.stop, job.session.model
@@ -121,7 +121,7 @@ def _forward(members: Sequence[tuple[PartialRun, Job]]) -> float:
     tokens: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []  # rows whose logits or states are asked for
-    asked: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
+    places_of: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
     layers: set[int] = set()  # whose output is asked for
     head = False
     for each, job in members:
@@ -132,7 +132,7 @@ def _forward(members: Sequence[tuple[PartialRun, Job]]) -> float:
                 if node in row_of:
                     places.append(place)
                     wanted.append(row_of[node])
-        asked.append((places, first))
+        places_of.append((places, first))
         tokens += job.tokens
         positions += job.positions
         head |= run.logits
@@ -152,7 +152,7 @@ def _forward(members: Sequence[tuple[PartialRun, Job]]) -> float:
     )
     output, seconds = _timed(model, batch, session)
     kept = 0
-    for (each, job), (places, first) in zip(members, asked, strict=True):
+    for (each, job), (places, first) in zip(members, places_of, strict=True):
         count, answer = len(job.rows), each.answer
         answer.seconds += seconds / len(members)
         answer.rows += count * share

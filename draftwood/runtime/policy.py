@@ -78,31 +78,31 @@ class Policy:
         runs have its share in their order. `chunk`: the model's own, where it is smaller.
         """
         chunk = self.chunk if chunk is None else min(chunk, self.chunk)
-        asked = dict.fromkeys([run.call for run in runs], 0)
-        if len(asked) < 2:
+        requested = dict.fromkeys([run.call for run in runs], 0)
+        if len(requested) < 2:
             return _in_turn(runs, chunk)
         for run in runs:
-            asked[run.call] += run.rows
+            requested[run.call] += run.rows
         read = sum([run.rows for run in runs if run.reads(chunk)])
-        max_rows = sum(asked.values()) - max(0, read - chunk)
-        shares = _shared(asked, _within(len(asked), max(1, min(asked.values())), max_rows, seconds))
-        found = []
+        max_rows = sum(requested.values()) - max(0, read - chunk)
+        shares = _shared(requested, _within(len(requested), max(1, min(requested.values())), max_rows, seconds))
+        rows = []
         for run in runs:
-            found.append(min(run.rows, shares[run.call]))
-            shares[run.call] -= found[-1]
-        return found
+            rows.append(min(run.rows, shares[run.call]))
+            shares[run.call] -= rows[-1]
+        return rows
 
 
 class Wanted(NamedTuple):
     """A run of a model that waits: its rows, how many of them are nodes that were asked for, and whose it is."""
 
     rows: int
-    asked: int = 1
+    requested: int = 1
     call: object = None
 
     def reads(self, chunk: int) -> bool:
         """Whether it reads a prompt, or as much: it may be computed in pieces of so many rows."""
-        return self.rows > min(SHORT_RUN, chunk + chunk // 2) or self.rows > self.asked + CATCH_UP
+        return self.rows > min(SHORT_RUN, chunk + chunk // 2) or self.rows > self.requested + CATCH_UP
 
 
 def _in_turn(runs: Sequence[Wanted], chunk: int) -> list[int]:
@@ -111,15 +111,15 @@ def _in_turn(runs: Sequence[Wanted], chunk: int) -> list[int]:
     All runs are of one call.
     """
     room = chunk + chunk // 2
-    found, reading, others = [], chunk, room
+    rows, reading, others = [], chunk, room
     for run in runs:
         if run.reads(chunk):
-            found.append(min(run.rows, reading))
-            reading -= found[-1]
+            rows.append(min(run.rows, reading))
+            reading -= rows[-1]
         else:
-            found.append(run.rows if run.rows <= others or others == room else 0)
-            others -= found[-1]
-    return found
+            rows.append(run.rows if run.rows <= others or others == room else 0)
+            others -= rows[-1]
+    return rows
 
 
 def _within(calls: int, fewest: int, max_rows: int, seconds: Callable[[int], float]) -> int:
@@ -137,10 +137,10 @@ def _within(calls: int, fewest: int, max_rows: int, seconds: Callable[[int], flo
     return low
 
 
-def _shared(asked: dict[object, int], room: int) -> dict[object, int]:
+def _shared(requested: dict[object, int], room: int) -> dict[object, int]:
     """The rows of each call, `room` together: whoever asks for less than an even share has all of it."""
-    shares, left = {}, len(asked)
-    for call, count in sorted(asked.items(), key=lambda each: each[1]):
+    shares, left = {}, len(requested)
+    for call, count in sorted(requested.items(), key=lambda each: each[1]):
         shares[call] = min(count, -(-room // left))
         room, left = room - shares[call], left - 1
     return shares

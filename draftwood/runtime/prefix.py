@@ -14,7 +14,8 @@ from itertools import count
 from operator import attrgetter
 from typing import Protocol
 
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 
 MIN_PREFIX = 16  # tokens that are worth a copy
 KEPT_SHARE = 4  # finished requests leave behind at most this part of the budget
@@ -57,7 +58,7 @@ class PrefixCache:
     kept: dict[KeptPrefix, int] = field(default_factory=dict)  # and when each was last used, which is their order
     live: list[PrefixHolder] = field(default_factory=list)
     hits: int = 0
-    asked: int = 0
+    tokens_sought: int = 0
     _sorted: dict[Cache, list[KeptPrefix]] = field(init=False, default_factory=dict)  # by tokens
     _clock: Iterator[int] = field(init=False, default_factory=count)
     _off: set[object] = field(init=False, default_factory=set)  # those for whom it is off: several threads may measure
@@ -89,7 +90,7 @@ class PrefixCache:
                 cache.copy(source, extent, best)
         if cache.states is not None and (shared := self._shared(cache, tokens)) > best:
             cache.states.wish(extent, shared)
-        self.asked += len(tokens)
+        self.tokens_sought += len(tokens)
         self.hits += best
         return extent, best
 
@@ -122,8 +123,8 @@ class PrefixCache:
         best = best if source is None else cache.reusable(source, best)
         for holder in self.live:
             extent = holder.extent if holder.cache is cache else None
-            if extent is not None and (found := cache.reusable(extent, common(tokens, holder.prefix))) > best:
-                best, entry, source = found, None, extent
+            if extent is not None and (usable := cache.reusable(extent, common(tokens, holder.prefix))) > best:
+                best, entry, source = usable, None, extent
         return (best, entry, source) if best >= MIN_PREFIX else (0, None, None)
 
     def _shared(self, cache: Cache, tokens: Sequence[int]) -> int:
@@ -187,14 +188,6 @@ class PrefixCache:
         """Give back all that finished requests left."""
         while self.forget():
             pass
-
-    def abandon(self) -> set[Cache]:
-        """Nothing is there any more, live or not; the memory that finished requests left."""
-        caches = set(self._sorted)
-        self.kept.clear()
-        self.live.clear()
-        self._sorted.clear()
-        return caches
 
 
 def _taken(entry: KeptPrefix, best: int) -> bool:

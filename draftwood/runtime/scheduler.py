@@ -28,7 +28,7 @@ from draftwood.runtime.executor import PartialRun, run_layers
 from draftwood.runtime.policy import SHORT_RUN, Policy
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import EVICTED, Answer, Event
-from draftwood.runtime.task import Task, interrupted
+from draftwood.runtime.task import DecodingTask, interrupted
 
 CATCH_UP_ROWS = 2  # rows beside those asked for with which a run still tells what such a run costs
 IN_A_STEP = "a callback must not wait for other requests: it runs in a step of them all"
@@ -54,8 +54,8 @@ class Scheduler:
         self.prefixes = prefixes or PrefixCache()
         self.memory, self.policy, self.calls = memory, Policy(chunk), Calls(running, queue)
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # what the next step does first
-        self.active: list[Task[Any]] = []  # in the order of their admission
-        self.waiting: deque[Task[Any]] = deque()
+        self.active: list[DecodingTask[Any]] = []  # in the order of their admission
+        self.waiting: deque[DecodingTask[Any]] = deque()
         self.costs = Costs()  # of passes, measured as they run
         self.load_counts = (1, 0, 0)  # see `_count_load`
         self.steps = self.passes = 0  # passes: of targets
@@ -64,7 +64,7 @@ class Scheduler:
         self._stepping = Lock()
         self._raised: BaseException | None = None  # by a callback, what would end the process
 
-    def check(self, task: Task[Any]) -> None:
+    def check(self, task: DecodingTask[Any]) -> None:
         """Raise RequestError where a request can never fit into the memory."""
         if self.memory is not None and (need := task.bytes(task.max_slots)) > self.memory:
             raise RequestError(
@@ -72,28 +72,28 @@ class Scheduler:
                 f"budget is {self.memory:,}; shorten the prompt, lower max_new_tokens or raise kv_cache_bytes"
             )
 
-    def enter(self, task: Task[Any]) -> None:
+    def enter(self, task: DecodingTask[Any]) -> None:
         """Count a request that is about to be queued. Raises Overloaded where the queue is full."""
         self.check(task)
         self.calls.enter(task)
 
-    def queue(self, tasks: Sequence[Task[Any]]) -> None:
+    def queue(self, tasks: Sequence[DecodingTask[Any]]) -> None:
         """Queue requests that have entered; they may begin in one step."""
         self.inbox.put(partial(self.waiting.extend, tasks))
 
-    def submit(self, task: Task[Event]) -> Task[Event]:
+    def submit(self, task: DecodingTask[Event]) -> DecodingTask[Event]:
         """Queue a request. Raises RequestError where it can never fit, Overloaded where the queue is full."""
         self.enter(task)
         self.queue([task])
         return task
 
-    def cancel(self, task: Task[Any], error: BaseException | None = None) -> None:
+    def cancel(self, task: DecodingTask[Any], error: BaseException | None = None) -> None:
         """End a request between two steps, with `error` if there is one; one that has ended stays as it is."""
         if not task.done:
             task.cancelled = True
             self.inbox.put(partial(self._cancel, task, error))
 
-    def _cancel(self, task: Task[Any], error: BaseException | None) -> None:
+    def _cancel(self, task: DecodingTask[Any], error: BaseException | None) -> None:
         if not task.done:
             if task in self.waiting:
                 self.waiting.remove(task)
@@ -144,27 +144,20 @@ class Scheduler:
             self._passes()
         self.receive()
 
-    def wait(self, tasks: Iterable[Task[Any]]) -> None:
+    def wait(self, tasks: Iterable[DecodingTask[Any]]) -> None:
         """Step, in the calling thread, until one of some tasks has an event or has ended."""
         tasks = list(tasks)
         self.receive()
         while not any(task.events or task.done for task in tasks):
             self.step()
 
-    def events(self, task: Task[Event]) -> Generator[Event, None, None]:
+    def events(self, task: DecodingTask[Event]) -> Generator[Event, None, None]:
         """A submitted task's events; steps, in the calling thread, while there are none. Closing it cancels the task.
 
         Raises what ended the request.
         """
         try:
-            done = False
-            while not done:
-                self.wait((task,))
-                done = task.done
-                while task.events:
-                    yield task.events.popleft()
-            if task.error is not None:
-                raise task.error
+            yield from task.drain(partial(self.wait, (task,)))
         finally:
             self.cancel(task)
             self.receive()
@@ -184,12 +177,12 @@ class Scheduler:
             self.passes += 1
             policy.target_pass(*self._pass(ready, plain_waits))
 
-    def _seconds(self, tasks: Sequence[Task[Any]]) -> float:
+    def _seconds(self, tasks: Sequence[DecodingTask[Any]]) -> float:
         """Estimated seconds of a pass of the target over what some tasks ask for, without their prompts."""
         runs = [task.run for task in tasks if task.run is not None]
         return self.costs.curve(runs[0].session.model).seconds(sum([len(run.nodes) for run in runs]), len(runs))
 
-    def _requested(self) -> tuple[list[Task[Any]], list[Task[Any]], bool]:
+    def _requested(self) -> tuple[list[DecodingTask[Any]], list[DecodingTask[Any]], bool]:
         """Tasks that wait for a draft model, tasks that wait for the target, and whether one of these never drafts."""
         asking = [(task, task.run.drafts) for task in self.active if task.run is not None]
         ready = [task for task, drafts in asking if not drafts]
@@ -214,12 +207,12 @@ class Scheduler:
             if task.run is None or task.evicted:
                 self._advance(task, EVICTED if task.evicted else None)
 
-    def _candidates(self) -> Collection[Task[Any]]:
+    def _candidates(self) -> Collection[DecodingTask[Any]]:
         """The waiting tasks, without those of a call that another task of it reads most of the prompt for.
 
         They take over the keys and values that it computes, rather than compute the same once more beside it.
         """
-        reading: dict[object, list[Task[Any]]] = {}
+        reading: dict[object, list[DecodingTask[Any]]] = {}
         for task in self.active:
             if not task.has_read:
                 reading.setdefault(task.call, []).append(task)
@@ -235,19 +228,19 @@ class Scheduler:
             )
         ]
 
-    def _fits(self, task: Task[Any]) -> bool:
+    def _fits(self, task: DecodingTask[Any]) -> bool:
         """Whether a task's prompt, or what it had computed, has room in the memory beside the active tasks."""
         if self.memory is None:
             return True
-        held = sum(other.bytes(max(other.slots, other.first_slots)) for other in self.active)
-        return held + task.bytes(task.first_slots + SHORT_RUN) <= self.memory
+        used = sum(other.bytes(max(other.slots, other.first_slots)) for other in self.active)
+        return used + task.bytes(task.first_slots + SHORT_RUN) <= self.memory
 
-    def _pass(self, tasks: Sequence[Task[Any]], plain_waits: bool = False) -> tuple[float, float, float]:
+    def _pass(self, tasks: Sequence[DecodingTask[Any]], plain_waits: bool = False) -> tuple[float, float, float]:
         """Compute the tasks' runs, model by model, and let those that are answered go on.
 
         Where some of the tasks never draft, the answer is what `Policy.target_pass` is to count.
         """
-        groups: dict[CausalModel, list[Task[Any]]] = {}
+        groups: dict[CausalModel, list[DecodingTask[Any]]] = {}
         for task in tasks:
             if task.run is not None:
                 groups.setdefault(task.run.session.model, []).append(task)
@@ -266,7 +259,7 @@ class Scheduler:
             self._learn_costs(model, chosen, full, seconds, perf_counter() - began - seconds)
         return counted
 
-    def _expect_memory(self, tasks: Sequence[Task[Any]]) -> None:
+    def _expect_memory(self, tasks: Sequence[DecodingTask[Any]]) -> None:
         """Have the cache grow once for all tasks that are about to take memory on one model, not once for each."""
         if len(tasks) > 1:
             runs = [task.run for task in tasks if task.run is not None]
@@ -278,22 +271,22 @@ class Scheduler:
         self, model: CausalModel, chosen: Sequence[TaskRows], full: float, seconds: float, other_seconds: float
     ) -> None:
         """Note what a pass took: `seconds` in forwards over rows that come to `full` of full depth, the rest beside."""
-        rows = asked = requests = alike = drafting = left = 0
+        rows = requested = requests = alike = drafting = left = 0
         for task, pending, limit in chosen:
             count = len(pending.run.nodes)
             rows += limit
-            asked += count + CATCH_UP_ROWS
+            requested += count + CATCH_UP_ROWS
             left += len(pending.rows)
             if task.follows_load or (count == 1 and not pending.run.drafts):
                 requests, alike, drafting = requests + 1, alike + limit, drafting + (count > 1)
             else:
                 other_seconds -= task.step_seconds
-        if rows <= asked and not left:  # else prompts were read, which cost something else
+        if rows <= requested and not left:  # else prompts were read, which cost something else
             curve = self.costs.add(model, rows, full, seconds)
             if curve is not None and requests:
                 curve.add_overhead(requests, alike, drafting, other_seconds)
 
-    def _prepare(self, task: Task[Any]) -> bool:
+    def _prepare(self, task: DecodingTask[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, tasks are put back until there is enough."""
         while task.running and task.pending is None and task.run is not None:
             try:
@@ -318,14 +311,14 @@ class Scheduler:
             "holds; narrow them, shorten the prompt, lower max_new_tokens or raise kv_cache_bytes"
         )
 
-    def _put_back(self, task: Task[Any]) -> None:
+    def _put_back(self, task: DecodingTask[Any]) -> None:
         """A task waits again, before all others, until there is memory for what it had."""
         task.put_back()
         self.preempted += 1
         self.waiting.appendleft(task)
         self.active.remove(task)
 
-    def _compute(self, limits: dict[Task[Any], int]) -> tuple[float, float]:
+    def _compute(self, limits: dict[DecodingTask[Any], int]) -> tuple[float, float]:
         """Compute so many rows of the tasks' runs, on one model, and answer those runs that are complete.
 
         Returns the seconds of the computation, and its rows as `run_layers` counts them.
@@ -350,7 +343,7 @@ class Scheduler:
                 self._advance(task, task.pending.finish())
         return seconds, computed
 
-    def _advance(self, task: Task[Any], answer: Answer | None) -> None:
+    def _advance(self, task: DecodingTask[Any], answer: Answer | None) -> None:
         """Send a task its answer; an error of its code or its callbacks ends it and no other task."""
         began = perf_counter()
         try:
@@ -365,7 +358,7 @@ class Scheduler:
             if not goes_on:
                 self._end(task)
 
-    def _end(self, task: Task[Any], error: BaseException | None = None) -> None:
+    def _end(self, task: DecodingTask[Any], error: BaseException | None = None) -> None:
         """End a task and give back what it held."""
         try:
             task.end(error)

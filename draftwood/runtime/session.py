@@ -6,7 +6,6 @@ copied. Knows nothing of sampling, verification and other requests.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from bisect import insort
 from collections.abc import Generator, Mapping, Sequence
@@ -20,8 +19,10 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.errors import RequestError
 from draftwood.models.base import CausalModel, Segment
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 from draftwood.runtime.prefix import PrefixCache
+from draftwood.runtime.slots import Slots
 
 Event = TypeVar("Event")
 LayerOutputs: TypeAlias = Sequence[tuple[int, Sequence[int], Tensor]]  # (layer, nodes, output [n, D])
@@ -86,7 +87,7 @@ Decoding: TypeAlias = Generator[
 ]  # decoding code: yields runs and events, is sent answers
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """One token to compute: of a node, or of the trunk (`topology.trunk_node`)."""
 
     node: int
@@ -97,11 +98,11 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class Job:
+class ForwardJob:
     """The rows of one session that one forward computes: layers [start, stop), and what each row sees."""
 
     session: Session
-    rows: list[Row]
+    rows: list[TokenRow]
     tokens: Sequence[int]  # of the rows
     positions: Sequence[int]
     start: int
@@ -130,8 +131,7 @@ class Session:
     _level: dict[int, int] = field(init=False, default_factory=dict)  # slot -> layers computed, where fewer than all
     _hidden: dict[int, Tensor] = field(init=False, default_factory=dict)  # slot -> [D] at its level
     _partial: list[int] = field(init=False, default_factory=list)  # trunk positions below the last layer
-    _free: list[int] = field(init=False, default_factory=list)  # heap of dead slots below the high-water mark
-    _top: int = field(init=False, default=0)  # high-water mark: slots [0, _top) were given out
+    _slots: Slots = field(init=False, default_factory=Slots)
     _trunk: list[int] = field(init=False, default_factory=list)  # the tokens that the trunk slots are of, and others
     _ordered: int = field(init=False, default=0)  # leading tokens that are known to be in their own slots, computed
 
@@ -177,19 +177,20 @@ class Session:
                 self.prefixes.live.remove(self)
             self.cache.release(self.extent)
         self.extent, self._trunk_slot = None, array("i")
-        self.cached = self._top = self._ordered = 0
-        for part in (self._node_slot, self._level, self._hidden, self._partial, self._free):
+        self.cached = self._ordered = 0
+        self._slots = Slots()
+        for part in (self._node_slot, self._level, self._hidden, self._partial):
             part.clear()
 
     @property
     def span(self) -> int:
         """Slots [0, span) are in use, holes included."""
-        return self._top
+        return self._slots.span
 
     @property
     def live_slots(self) -> int:
         """Slots that hold a token now."""
-        return self._top - len(self._free)
+        return self._slots.live
 
     def unread(self, tokens: int) -> int:
         """How many of the first `tokens` tokens of the trunk the model has not read, beyond the few latest ones."""
@@ -210,7 +211,7 @@ class Session:
             slots.append(slot)
         return tuple(slots)
 
-    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+    def job(self, run: Run, rows: list[TokenRow], start: int, stop: int) -> ForwardJob:
         """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
         assert self.extent is not None
         nodes, tokens, slots, positions, paths = zip(*rows, strict=True)
@@ -221,9 +222,9 @@ class Session:
             hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
             hidden = torch.stack([run.given[node] for node in nodes])
-        return Job(self, rows, tokens, positions, start, stop, segment, hidden)
+        return ForwardJob(self, rows, tokens, positions, start, stop, segment, hidden)
 
-    def store(self, job: Job, hidden: Tensor | None) -> None:
+    def store(self, job: ForwardJob, hidden: Tensor | None) -> None:
         """Note that a job was computed; `hidden` [n, D] is kept where it ended below the last layer."""
         slots = job.segment.slots
         if job.stop == self.model.n_layers:
@@ -262,10 +263,9 @@ class Session:
         for slot in slots.values():
             self._level.pop(slot, None)
             self._hidden.pop(slot, None)
-            heapq.heappush(self._free, slot)
         if self.cache.states is not None and self.extent is not None:
             self.cache.states.free(self.extent, slots.values())
-        self._shrink()
+        self._slots.give_back(slots.values())
 
     def allocations(self, run: Run) -> list[tuple[Sequence[int], int]]:
         """Tokens, and slots of the extent that the session takes for a run; nothing where it has one."""
@@ -289,25 +289,14 @@ class Session:
         self.extent, n = self.prefixes.take(self.cache, forest.trunk, room)
         self.prefixes.live.append(self)
         self._extend(range(n))
-        self._top = self.reused = n
+        self._slots.span = self.reused = n
 
     def _extend(self, slots: Sequence[int]) -> None:
         """More of the trunk's tokens have slots."""
         self._trunk_slot.extend(slots)
         self.cached += len(slots)
 
-    def _shrink(self) -> None:
-        """Lower the high-water mark past dead slots, so that attention spans stay short."""
-        if not self._free:
-            return
-        free = set(self._free)
-        while self._top - 1 in free:
-            self._top -= 1
-            free.discard(self._top)
-        if len(free) != len(self._free):
-            self._free = sorted(free)
-
-    def rows(self, run: Run) -> list[Row]:
+    def rows(self, run: Run) -> list[TokenRow]:
         """All rows that must be computed for a run, parents before children; tokens without slots are given some.
 
         They are the run's nodes, and those of their ancestors and of the trunk's tokens that lack slots, or layers
@@ -321,7 +310,7 @@ class Session:
         rows = self._partial_rows([position for position in again if position < self.cached], stop)
         nodes = self._with_ancestors(forest, [node for node in run.nodes if node >= 0], stop)
         assert self.extent is not None
-        self.cache.reserve(self.extent, max(len(forest.trunk) + len(nodes) + len(self._node_slot), self._top))
+        self.cache.reserve(self.extent, max(len(forest.trunk) + len(nodes) + len(self._node_slot), self.span))
         if self.cache.states is not None:
             self.cache.states.reserve(self.extent, len(rows) + len(forest.trunk) - self.cached, len(nodes))
         rows += self._new_trunk_rows()
@@ -334,7 +323,7 @@ class Session:
         """The model's last token, which a draft reads in place of a padded token of the target that it lacks."""
         return self.model.vocab_size - 1
 
-    def _partial_rows(self, again: Sequence[int], stop: int) -> list[Row]:
+    def _partial_rows(self, again: Sequence[int], stop: int) -> list[TokenRow]:
         """Rows of trunk tokens that have slots, but lack layers below `stop`; `again`: positions that are asked for."""
         for position in self._with_states(again):
             slot = self._trunk_slot[position]
@@ -356,20 +345,20 @@ class Session:
     def _level_at(self, position: int) -> int:
         return self.level(self._trunk_slot[position])
 
-    def _trunk_row(self, position: int) -> Row:
+    def _trunk_row(self, position: int) -> TokenRow:
         token = min(self._trunk[position], self._last_token)
-        return Row(trunk_node(position), token, self._trunk_slot[position], position)
+        return TokenRow(trunk_node(position), token, self._trunk_slot[position], position)
 
-    def _new_trunk_rows(self) -> list[Row]:
+    def _new_trunk_rows(self) -> list[TokenRow]:
         """Rows of the trunk's tokens that had no slots, which are given some."""
         first, end = self.cached, len(self._trunk)
         if first < end:
-            self._extend([self._take() for _ in range(first, end)])
+            self._extend([self._slots.take() for _ in range(first, end)])
             self._level.update(dict.fromkeys(self._trunk_slot[first:end], 0))
             self._partial += range(first, end)
         return [self._trunk_row(position) for position in range(first, end)]
 
-    def _node_rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[Row]:
+    def _node_rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[TokenRow]:
         """Rows of a forest's nodes, parents before children, which are given slots where they have none."""
         token, parent, depth, base = forest.token, forest.parent, forest.depth, len(forest.trunk)
         level, node_slot = self._level, self._node_slot
@@ -379,7 +368,7 @@ class Session:
         for node in nodes:
             slot = node_slot.get(node, -1)
             if slot < 0:
-                slot = node_slot[node] = self._take()
+                slot = node_slot[node] = self._slots.take()
                 level[slot] = 0
             elif level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
                 level[slot] = 0
@@ -395,7 +384,7 @@ class Session:
                 upwards.append(node_slot[ancestor])
                 ancestor = parent[ancestor]
             path = paths[node] = (*paths[ancestor], *upwards[::-1])
-            rows.append(Row(node, min(token[node], last), slot, position, path))
+            rows.append(TokenRow(node, min(token[node], last), slot, position, path))
         return rows
 
     def _with_ancestors(self, forest: Forest, nodes: list[int], stop: int) -> list[int]:
@@ -409,9 +398,3 @@ class Session:
                     wanted.add(parent)
                     nodes.append(parent)
         return sorted(wanted)[1:]
-
-    def _take(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._top += 1
-        return self._top - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -13,7 +13,7 @@ from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
 
 
 @dataclass(slots=True, eq=False)
-class Task(Generic[Event]):
+class DecodingTask(Generic[Event]):
     """A request's decoding code (`start` makes it), its sessions and its state.
 
     The thread that steps the scheduler writes all of it but `wake`, `wake_each` and `cancelled`. Whoever waits for the
@@ -88,6 +88,17 @@ class Task(Generic[Event]):
         wake, self.wake = self.wake, None
         if wake is not None:
             wake()
+
+    def drain(self, wait: Callable[[], object]) -> Generator[Event, None, None]:
+        """The events until the end, of which `wait` waits for more; raises what ended the request."""
+        done = False
+        while not done:
+            wait()
+            done = self.done
+            while self.events:
+                yield self.events.popleft()
+        if self.error is not None:
+            raise self.error
 
     @property
     def speculates(self) -> bool:

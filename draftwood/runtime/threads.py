@@ -26,15 +26,15 @@ def _setter() -> Callable[[int], Any] | None:
     beside = sorted(str(path) for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*"))
     for name in (None, *beside):
         try:
-            found: Callable[[int], Any] = ctypes.CDLL(name).omp_set_num_threads
+            setter: Callable[[int], Any] = ctypes.CDLL(name).omp_set_num_threads
         except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library of all libraries
             continue
         before = torch.get_num_threads()
-        found(before + 1)
+        setter(before + 1)
         counted = torch.get_num_threads() == before + 1
-        found(before)
+        setter(before)
         if counted:
-            return found
+            return setter
     return None
 
 

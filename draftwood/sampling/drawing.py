@@ -44,11 +44,11 @@ class Weights:
         self.mass = float(self._total[-1])
 
     def _part(self, block: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-        found = self._parts.get(block)
-        if found is None:
+        part = self._parts.get(block)
+        if part is None:
             weights = self._weights[block * self._block : (block + 1) * self._block]
-            found = self._parts[block] = weights, weights.cumsum(dtype=np.float64)
-        return found
+            part = self._parts[block] = weights, weights.cumsum(dtype=np.float64)
+        return part
 
     def draw(self, u: float) -> int:
         """The token at u in [0, 1); one of weight 0 is never drawn. The mass must be positive."""

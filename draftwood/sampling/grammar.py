@@ -118,10 +118,10 @@ class Grammar:
         """The tokens that may follow a node."""
         if forest is not self._forest:
             self._forest, self._nodes = forest, {}
-        found = self._nodes.get(node)
-        if found is None:
-            found = self._nodes[node] = self._after(forest, node)
-        return found
+        known = self._nodes.get(node)
+        if known is None:
+            known = self._nodes[node] = self._after(forest, node)
+        return known
 
     def _after(self, forest: Forest, node: int) -> Allowed:
         """The tokens that may follow a node's path."""
@@ -129,13 +129,13 @@ class Grammar:
         path = [forest.token[one] for one in forest.path(node)][max(0, -generated) :]
         if max(0, generated) != len(self._trunk):
             self._follow(forest.trunk[forest.prompt + len(self._trunk) :])
-        found = self._known.get(key := tuple(path))
-        if found is None:
+        known = self._known.get(key := tuple(path))
+        if known is None:
             if len(self._known) == MOST_KNOWN:
                 self._known.clear()
             ended = path and path[-1] in self.end
-            found = self._known[key] = ANYTHING if ended else self.found(path)
-        return found
+            known = self._known[key] = ANYTHING if ended else self.ask_matcher(path)
+        return known
 
     def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
         """Logits [len(nodes), V] with -inf where a token is forbidden after a node.
@@ -164,7 +164,7 @@ class Grammar:
         self._trunk, self._below = self._trunk + new, self._below[len(new) :]
         self._known.clear()
 
-    def found(self, path: list[int]) -> Allowed:
+    def ask_matcher(self, path: list[int]) -> Allowed:
         """The tokens that may follow others below the trunk, asked of the matcher."""
         self._move(path)
         mask = self._matcher.compute_bitmask()

@@ -85,8 +85,8 @@ class Structured(BaseModel):
     def _one(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}; {found} was given")
+            named = " and ".join(given) or "none"
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}; {named} was given")
         _, text = self.source
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise ValueError(f"{given[0]} is not valid Unicode: it has half of a surrogate pair")

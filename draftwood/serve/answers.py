@@ -90,7 +90,7 @@ class TextOffsets:
 
 @dataclass(slots=True, kw_only=True)
 class _Form:
-    """What all endpoints' forms have."""
+    """Fields of the answers of every endpoint."""
 
     spell: Spell
     logprobs: bool  # whether they were asked for
@@ -104,11 +104,11 @@ class _Form:
 
     def prompt_logprobs(self, scores: PromptScores) -> list[dict[str, Any] | None]:
         """Log-probabilities of a prompt's tokens and of the most probable ones, by id, as vLLM reports them."""
-        found: list[dict[str, Any] | None] = []
+        reported: list[dict[str, Any] | None] = []
         for token, logprob, top in zip(scores.tokens, scores.logprobs, scores.top_logprobs, strict=True):
             ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
             entries: dict[int, tuple[float | None, int | None]] = {token: (logprob, None), **ranked}
-            found.append(
+            reported.append(
                 None
                 if logprob is None
                 else {
@@ -116,7 +116,7 @@ class _Form:
                     for id, (value, rank) in entries.items()
                 }
             )
-        return found
+        return reported
 
 
 @dataclass(slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class WantedTool(Loose):
 
 
 class CountRequest(Loose):
-    """What has tokens; other fields say nothing to the model."""
+    """The fields that become tokens of the prompt; the model sees no others."""
 
     model: Name | None = None
     messages: Annotated[Every[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -52,15 +52,15 @@ class CountRequest(Loose):
     @property
     def chat(self) -> dict[str, Any]:
         """The same as fields of /v1/chat/completions."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "messages": [] if self.system is None else [{"role": "system", "content": self.system}]
         }
         for turn in self.messages:
-            found["messages"] += _messages(turn)
+            fields["messages"] += _messages(turn)
         if self.messages[-1].role == "assistant":  # the reply goes on with it
-            found["continue_final_message"] = True
+            fields["continue_final_message"] = True
         if self.tools:
-            found["tools"] = [
+            fields["tools"] = [
                 {
                     "type": "function",
                     "function": {**one.model_dump(exclude={"input_schema"}), "parameters": one.input_schema},
@@ -69,9 +69,9 @@ class CountRequest(Loose):
             ]
         if (choice := self.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name}}
-            found["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
-            found["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-        return found
+            fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
+            fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        return fields
 
 
 class Thinking(Loose):
@@ -102,13 +102,13 @@ class MessagesRequest(CountRequest):
     @property
     def chat(self) -> dict[str, Any]:
         named = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation")
-        found = {**super().chat, **{name: getattr(self, name) for name in named}, "stop": self.stop_sequences}
+        fields = {**super().chat, **{name: getattr(self, name) for name in named}, "stop": self.stop_sequences}
         if self.thinking is not None:
-            found["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+            fields["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
         if (wanted := self.output_config) is not None:
-            found["reasoning_effort"] = wanted.effort
-            found["guided_json"] = None if wanted.format is None else wanted.format.schema_
-        return found
+            fields["reasoning_effort"] = wanted.effort
+            fields["guided_json"] = None if wanted.format is None else wanted.format.schema_
+        return fields
 
 
 def _messages(turn: Turn) -> list[dict[str, Any]]:

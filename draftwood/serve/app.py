@@ -226,7 +226,7 @@ def _add_models(app: FastAPI, models: ServedModels) -> None:
         return facts(models.named(name))
 
     def facts(model: ServedModel) -> dict[str, Any]:
-        """What is known of a model; more of one that is loaded."""
+        """Facts about a model; a loaded one has more."""
         loaded = model.service is not None
         more = {} if model.service is None else model_facts(model.service)
         named = {"id": model.name, "object": "model", "created": models.created, "owned_by": "draftwood"}

@@ -62,12 +62,12 @@ async def messages(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Me
 
 async def full_answer(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, bytes]:
     """The status and the body of an answer."""
-    status, found = 500, bytearray()
+    status, content = 500, bytearray()
     async with aclosing(messages(app, scope, body)) as answer:
         async for message in answer:
             status = message.get("status", status)
-            found += message.get("body", b"")
-    return status, bytes(found)
+            content += message.get("body", b"")
+    return status, bytes(content)
 
 
 async def post_json(app: ASGIApp, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:

@@ -24,7 +24,7 @@ from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.serve.app import create_app
 from draftwood.serve.asgi import post_json
 from draftwood.serve.fields import Body, Name
-from draftwood.serve.numbered_output import NumberedOutput, OutputFormat, pyarrow
+from draftwood.serve.numbered_output import FileFormat, NumberedOutput, pyarrow
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 from draftwood.util import config
@@ -202,7 +202,7 @@ def complete(
     out: Path,
     defaults: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda outcome: None,
-    parts: OutputFormat | None = None,
+    parts: FileFormat | None = None,
 ) -> BatchProgress:
     """Answer what `out` lacks of the requests in `source`; `answerer` is given those, and what keeps an answer.
 
@@ -260,7 +260,7 @@ def run(
     concurrency: int | None = None,
     defaults: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda outcome: None,
-    parts: OutputFormat | None = None,
+    parts: FileFormat | None = None,
 ) -> BatchProgress:
     """Answer the requests of a file by one engine, `concurrency` at once (default: as many as share its forwards).
 

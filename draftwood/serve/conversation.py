@@ -42,13 +42,13 @@ async def constraints_of(
     Where the prompt has opened a thought, they are on what follows it.
     """
     several, names, asked = body.parallel_tool_calls is not False and body.functions is None, checked_choice(body), None
-    found = body.structured
-    if names or found:
+    constraints = body.structured
+    if names or constraints:
         opened = form.thought is not None and form.opened(await service.read(messages, None, variables))
         if names:
             asked = form.grammar(names, several, opened)
-        elif opened and len(found) == 1:
-            found = [form.behind_thought(found[0])]
+        elif opened and len(constraints) == 1:
+            constraints = [form.behind_thought(constraints[0])]
     elif form.tools and form.free and all(tool.function.strict for tool in body.tools or ()):
         asked = form.grammar([tool.function.name for tool in body.tools or ()], several, free=True)
-    return found if asked is None else [*found, {"grammar": asked}]
+    return constraints if asked is None else [*constraints, {"grammar": asked}]

@@ -1,4 +1,4 @@
-"""What all models of a server share: its settings, whether it ends, what is worked on, how errors are told."""
+"""State that all models of a server share: settings, shutdown, requests under way, and the form of errors."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ class _Reply:
 
     def whole(self) -> Any:
         """The finished document."""
-        found = [self._part(index, piece) | self._end(index) for index, piece in self.run.choices()]
-        return found if len(found) > 1 else found[0]
+        parts = [self._part(index, piece) | self._end(index) for index, piece in self.run.choices()]
+        return parts if len(parts) > 1 else parts[0]
 
     def _part(self, index: int, piece: Piece) -> dict[str, Any]:
         tokens = list(piece.tokens) if self.body.return_tokens or self.body.stream else []
@@ -219,7 +219,7 @@ class _Reply:
         return {"id": token, "token": service.spell([token]), "bytes": spelled, "logprob": finite(logprob)}
 
     def _end(self, index: int) -> dict[str, Any]:
-        """What the last part says besides; times in milliseconds."""
+        """Fields of the last part alone; times in milliseconds."""
         run = self.run
         result = run.finished[index // run.plan.n]
         spent = 1000 * (time.perf_counter() - run.start_time)

@@ -90,7 +90,7 @@ class ChatMessage(Loose):
 
 
 class Function(Loose):
-    """What a model may call."""
+    """A function that a model may call."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
     description: Text | None = None
@@ -139,7 +139,7 @@ class Conversation(Body):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
+        """Variables of the chat template besides the messages."""
         kept = ("add_generation_prompt", "continue_final_message", "reasoning_effort")
         named = {name: value for name in kept if (value := getattr(self, name)) is not None}
         return {**(self.chat_template_kwargs or {}), **named}

@@ -163,7 +163,7 @@ class ServerMetrics(Collector):
             "vllm:spec_decode_num_draft_tokens": (sums["draft_tokens"], "Drafted tokens."),
             "vllm:spec_decode_num_accepted_tokens": (sums["accepted_tokens"], "Accepted drafts on the longest paths."),
             "vllm:num_preemptions": (self.engine.scheduler.preempted, "Requests that were put back."),
-            "vllm:prefix_cache_queries": (prefixes.asked, "Tokens that were looked up among prefixes."),
+            "vllm:prefix_cache_queries": (prefixes.tokens_sought, "Tokens that were looked up among prefixes."),
             "vllm:prefix_cache_hits": (prefixes.hits, "Tokens that were taken from prefixes."),
             "draftwood:rounds": (sums["rounds"], "Rounds: a target forward of a request each."),
             "draftwood:target_rows": (sums["target_rows"], "Rows that the target computed."),

@@ -14,7 +14,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.util.files import replacing, writing
 from draftwood.util.jsonl import Journal, Record, read_records
 
-OutputFormat = Literal["jsonl", "parquet"]
+FileFormat = Literal["jsonl", "parquet"]
 ID_FIELD = "custom_id"
 
 
@@ -32,7 +32,7 @@ def pyarrow() -> Any:
 class NumberedOutput:
     """part-00000.jsonl, ... with `rows` answers each. Used as a `Journal` is."""
 
-    def __init__(self, directory: Path, kind: OutputFormat, rows: int = 1000) -> None:
+    def __init__(self, directory: Path, kind: FileFormat, rows: int = 1000) -> None:
         self.directory, self.kind, self.rows = directory, kind, rows
         self._journal = Journal(directory / "unfinished.jsonl", ID_FIELD)
         self._pending: list[Record] = []

@@ -38,7 +38,7 @@ def no_images(images: Any) -> Any:
 
 
 class OllamaRequest(Loose):
-    """What both requests for text have."""
+    """Fields of both requests for text."""
 
     model: Name
     stream: bool = True
@@ -50,19 +50,19 @@ class OllamaRequest(Loose):
 
     def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The same as fields of /v1/chat/completions."""
-        found = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
+        fields = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
         if isinstance(self.format, dict):
-            found["response_format"] = {"type": "json_schema", "schema": self.format}
+            fields["response_format"] = {"type": "json_schema", "schema": self.format}
         elif self.format:
-            found["response_format"] = {"type": "json_object"}
+            fields["response_format"] = {"type": "json_object"}
         if isinstance(self.think, bool):
-            found["chat_template_kwargs"] = {"enable_thinking": self.think}
+            fields["chat_template_kwargs"] = {"enable_thinking": self.think}
         elif self.think is not None:
-            found["reasoning_effort"] = self.think
+            fields["reasoning_effort"] = self.think
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         if messages[-1].get("role") == "assistant":  # the reply goes on with it
-            found["continue_final_message"] = True
-        return {**found, "messages": [*system, *messages]}
+            fields["continue_final_message"] = True
+        return {**fields, "messages": [*system, *messages]}
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -165,7 +165,7 @@ def _line(run: RequestRun, key: str, parts: ReplyFields) -> dict[str, Any]:
 
 
 def _end(run: RequestRun) -> dict[str, Any]:
-    """What the last line says besides; durations in nanoseconds."""
+    """Fields of the last line alone; durations in nanoseconds."""
     used, spent = run.usage, int(1e9 * (time.perf_counter() - run.start_time))
     return {
         "done": True,

@@ -112,16 +112,16 @@ class ResponseRequest(TextRequest, IgnoredFields):
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation; thoughts, text and calls of one reply are one message."""
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         if self.instructions:
-            found.append({"role": "system", "content": self.instructions})
+            messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
-            return [*found, {"role": "user", "content": self.input}]
+            return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
             content = item.content if item.content is None or isinstance(item.content, str) else joined(item.content)
             if item.type == "function_call_output":
                 output = item.output if isinstance(item.output, str) else joined(item.output or ())
-                found.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
+                messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
                 continue
             said: dict[str, Any] = {"role": item.role or "assistant"}
             if item.type == "function_call":
@@ -130,11 +130,11 @@ class ResponseRequest(TextRequest, IgnoredFields):
                 ]
             else:
                 said["reasoning_content" if item.type == "reasoning" else "content"] = content
-            last = found[-1] if found else {}
+            last = messages[-1] if messages else {}
             if last.get("role") == said["role"] == "assistant" and "tool_calls" in last and "tool_calls" in said:
                 last["tool_calls"] += said["tool_calls"]
             elif last.get("role") == said["role"] == "assistant" and not last.keys() & (said.keys() - {"role"}):
                 last |= said
             else:
-                found.append(said)
-        return found
+                messages.append(said)
+        return messages

@@ -20,7 +20,7 @@ from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unles
 from draftwood.serve.response_request import ResponseRequest
 from draftwood.serve.service import Service
 
-Event: TypeAlias = dict[str, Any]
+ResponseEvent: TypeAlias = dict[str, Any]
 ITEM_IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # how ids of items begin
 
 
@@ -104,11 +104,11 @@ class ResponseDocument:
     def _size(self) -> int:
         return pieces(self.run.finished[0])[0].size if self.form.logprobs else 0
 
-    def _event(self, kind: str, **more: Any) -> Event:
+    def _event(self, kind: str, **more: Any) -> ResponseEvent:
         self.number += 1
         return {"type": f"response.{kind}", "sequence_number": self.number - 1, **more}
 
-    def _begin(self, kind: str, **more: Any) -> Iterator[Event]:
+    def _begin(self, kind: str, **more: Any) -> Iterator[ResponseEvent]:
         """Open an item of a kind, after closing the last one."""
         yield from self._close()
         item = {"id": f"{ITEM_IDS[kind]}_{self.id}_{len(self.output)}", "type": kind, "status": "in_progress", **more}
@@ -129,7 +129,7 @@ class ResponseDocument:
         place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
         return place | ({"content_index": 0} if content else {})
 
-    def _close(self, status: str = "completed") -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[ResponseEvent]:
         """Close the last item, if it is open."""
         if not self.open:
             return
@@ -145,7 +145,7 @@ class ResponseDocument:
             yield self._event("content_part.done", **self._place(True), part=part)
         yield self._event("output_item.done", output_index=len(self.output) - 1, item=item)
 
-    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[ResponseEvent]:
         """Go on with an item of text."""
         if not self.open or self.output[-1]["type"] != kind:
             more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
@@ -158,7 +158,7 @@ class ResponseDocument:
             more["logprobs"] = logprobs
         yield self._event(f"{part['type']}.delta", **self._place(True), delta=text, **more)
 
-    def _grown(self, piece: Piece) -> Iterator[Event]:
+    def _grown(self, piece: Piece) -> Iterator[ResponseEvent]:
         """Events of the next part of the text."""
         content, more, _ = self.form.parts(0, piece)
         logprobs = self.form.content(piece) if self.form.logprobs else []
@@ -174,7 +174,7 @@ class ResponseDocument:
             self.output[-1]["arguments"] += function["arguments"]
             yield self._event("function_call_arguments.delta", **self._place(False), delta=function["arguments"])
 
-    def _ended(self) -> Iterator[Event]:
+    def _ended(self) -> Iterator[ResponseEvent]:
         """The last events."""
         (result,) = self.run.finished
         summary = self.run.summary
@@ -215,5 +215,5 @@ class ResponseDocument:
             yield _written([self._event("failed", response=self.document)])
 
 
-def _written(events: list[Event] | Iterator[Event]) -> str:
+def _written(events: list[ResponseEvent] | Iterator[ResponseEvent]) -> str:
     return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)

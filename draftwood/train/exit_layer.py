@@ -261,7 +261,7 @@ class ExitRun(TrainingRun):
 
     @property
     def cost(self) -> float:
-        """What a drafted token costs in forwards of the target: about the share of its weights that are read for it."""
+        """The cost of a drafted token in forwards of the target: about the share of weights that are read for it."""
         tied = self.target.config.tie_word_embeddings
         below = sum(part.numel() for part in self.target.layers[: self.layers_below].parameters())
         return (below + _weights_read(self.exit, tied)) / _weights_read(self.target, tied)
@@ -281,7 +281,7 @@ class ExitRun(TrainingRun):
         return best
 
     def drafting_time(self, tokens: int) -> float:
-        """What it takes to draft so many tokens, in forwards of the target."""
+        """The time to draft so many tokens, in forwards of the target."""
         return tokens * self.cost
 
     def stalled(self, patience: int | None) -> bool:

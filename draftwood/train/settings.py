@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftwood.errors import ConfigurationError
 from draftwood.train.prompts import CORPUS
+from draftwood.util.config import Count
 
 Precision = Literal["bfloat16", "float32"]
-Count = Annotated[int, Field(ge=1)]
 MAX_HEADS = 16
 
 

@@ -1,4 +1,4 @@
-"""What a run learns from: the target's states and probabilities at every place of rows of text.
+"""The source of a run's examples: the target's states and probabilities at every place of rows of text.
 
 Native kernels read them where they can: several times faster than PyTorch, and in the bits that drafting will see.
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Extent
 from draftwood.models.decoder import Decoder
+from draftwood.models.extents import Extent
 
 Read = tuple[dict[int, Tensor], Tensor | None]
 

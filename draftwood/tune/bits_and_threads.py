@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftwood.engine.calibration import Calibration
+from draftwood.engine.calibration import Int4Calibration
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import DraftwoodError
@@ -112,7 +112,7 @@ def other_weights(engine: Engine, options: Mapping[str, Any]) -> tuple[dict[str,
 
 def _int4_is_made(engine: Engine, home: Path, calibration: str | Path | None) -> bool:
     try:
-        text = Calibration.read(calibration, engine.tokenizer)
+        text = Int4Calibration.read(calibration, engine.tokenizer)
         return (
             int4.saved(home, text.text(home, home.name, home.parent == EMBEDDED, lambda what, share: None)) is not None
         )

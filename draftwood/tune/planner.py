@@ -237,7 +237,7 @@ def plan(
 
 def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
     """Settings for what was trained for the target, where it is there: next to its weights, or given as a draft."""
-    found = []
+    drafting = []
     if not runs.engine.drafts:
         notes.append("there is no draft model: name one with --draft, or make one with `draftwood train draft`")
     given = [trained_head(model) for model in runs.engine.drafts]
@@ -248,10 +248,10 @@ def _own(runs: _Runs, notes: list[str]) -> list[list[Method]]:
             except DraftwoodError as error:
                 notes.append(f"{settings[0].name} is left out: {error}")
             else:
-                found.append(settings)
+                drafting.append(settings)
         elif kind in KINDS:
             notes.append(f"{settings[0].name} is left out: `{KINDS[kind][1]}` makes what it drafts with")
-    return found
+    return drafting
 
 
 def read_by_rows(model: CausalModel) -> list[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, short_repr
 
 Settings = TypeVar("Settings", bound=BaseModel)
+Count = Annotated[int, Field(ge=1)]
 PLAINER = {
     "Value error, ": "",
     "Input should be": "must be",

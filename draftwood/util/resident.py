@@ -14,8 +14,8 @@ from pathlib import Path
 def _trimmer() -> Callable[[int], object] | None:
     """glibc's `malloc_trim`; other C libraries (macOS, musl, Windows) have none."""
     with suppress(OSError, AttributeError, TypeError):
-        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-        return found
+        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+        return trim
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwood.core.records import Judged, Layer, Outcome
+from draftwood.core.records import BeamLayer, Judged, Outcome
 from draftwood.errors import ConfigurationError
 from draftwood.verify.joint import Joint, Randomness, align
 from draftwood.verify.tree import acceptance, residual, without
@@ -22,7 +22,7 @@ def verify_layer(
     rule: WidthRule,
     randomness: Randomness,
     replacement: bool = True,
-) -> Layer:
+) -> BeamLayer:
     """Verify a drafted layer (spec §3 steps 1-5).
 
     `draws` are all W_S draws in order and with multiplicity from `q`, the draft's joint over *its* beams; `parents`
@@ -63,7 +63,7 @@ def verify_layer(
         at = randomness.pick(judge.rest())
         judge.accept(at)
         beams.append(support.name(at))
-    return Layer(width, beams, accepted, judged, accepted == width, chance, least)
+    return BeamLayer(width, beams, accepted, judged, accepted == width, chance, least)
 
 
 class _Iid:
@@ -120,10 +120,10 @@ class _Distinct:
         return self._rest
 
 
-def sample_layer(p: Joint, width: int, randomness: Randomness, replacement: bool = True) -> Layer:
+def sample_layer(p: Joint, width: int, randomness: Randomness, replacement: bool = True) -> BeamLayer:
     """Beam sampling, one layer straight from p: the reference, and DSBD's bonus layer after gamma accepted ones."""
     beams = p.draws(width, randomness, replacement)
-    return Layer(len(beams), beams, 0, [], False)
+    return BeamLayer(len(beams), beams, 0, [], False)
 
 
 def bonus_width(last: int, rule: WidthRule) -> int:

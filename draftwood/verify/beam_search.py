@@ -87,12 +87,12 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[list[int], lis
     gives its own best, with all that tie with the last of these.
     """
     vocab, start = log_probs.shape[-1], scores.double().tolist()
-    found, reached = [], []
+    chosen, reached = [], []
     for row, logs in enumerate(log_probs.cpu().numpy()):
         places = leading(logs, count)
-        found.append(places + row * vocab)
+        chosen.append(places + row * vocab)
         reached.append(logs[places].astype(np.float64) + start[row])
-    where, values = np.concatenate(found), np.concatenate(reached)
+    where, values = np.concatenate(chosen), np.concatenate(reached)
     values[np.isnan(values)] = -np.inf
     order = np.argsort(-values, kind="stable")
     last = values[order[:count]][-1:]

@@ -43,11 +43,11 @@ def _alike(p: Numbers, q: Numbers) -> tuple[Numbers, Numbers]:
 
 def bounds(forest: Forest, path: Sequence[int], target: Distributions) -> list[tuple[float, bool]]:
     """(alpha*(n), whether one was accepted) at each node of the accepted path whose drafts are n independent draws."""
-    found = []
+    judged = []
     for node in path:
         proposals = forest.proposals.get(node, ())
         if node >= forest.fresh and len(proposals) == 1:
             q, nodes = proposals[0].q, proposals[0].nodes
             if q is not None and (proposals[0].replacement or len(nodes) == 1):
-                found.append((best_acceptance(target.probs(node), q, len(nodes)), node != path[-1]))
-    return found
+                judged.append((best_acceptance(target.probs(node), q, len(nodes)), node != path[-1]))
+    return judged

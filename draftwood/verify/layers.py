@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
-from draftwood.core.records import Judged, Kind, Layer, Outcome
+from draftwood.core.records import BeamLayer, Judged, Kind, Outcome
 from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.sampling.params import SamplingParams
@@ -73,7 +73,7 @@ class BeamSampling:
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         randomness = Seeded(streams, "accept")
         score, nodes = dict(forest.score), list(forest.roots)
-        layers: list[Layer] = []
+        layers: list[BeamLayer] = []
         warped: dict[Outcome, float] = {}
         accepted, last = 0, 0
         for drafted in [*forest.layers, None]:
@@ -141,7 +141,7 @@ class BeamSearching:
                 pool.add(forest.score[root], forest.length(root), (root, FINISHED))
         nodes = forest.live
         scores = [forest.score[node] for node in nodes]
-        layers: list[Layer] = []
+        layers: list[BeamLayer] = []
         seen: list[Outcome] = []
         drafts: set[Outcome] = set()
         accepted, stands = 0, False
@@ -167,7 +167,7 @@ class BeamSearching:
                 Judged(draw, "accepted" if draw in live else "rejected")
                 for draw in (drafted.draws if drafted is not None else ())
             ]
-            layers.append(Layer(len(live), live, sum(beam in drafts for beam in live), judged, stands))
+            layers.append(BeamLayer(len(live), live, sum(beam in drafts for beam in live), judged, stands))
             accepted += stands
             limit = forest.longest - forest.prompt  # where live ones are hypotheses too, whatever was found before
             if length < limit and pool.done(scores, length, limit):

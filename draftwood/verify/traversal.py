@@ -50,9 +50,9 @@ def traverse(
             chance = acceptance(reach * p_x, q_x)
             note(child, p_x, q_x, chance)
             if chance > 0:
-                found = traverse(forest, child, p, accept, note, chance)
-                if found is not None:
-                    return [node, *found[0]], found[1]
+                below = traverse(forest, child, p, accept, note, chance)
+                if below is not None:
+                    return [node, *below[0]], below[1]
             left = remainder(rest, q, x, reach / total)
             mass = float(left.sum())
             if mass > 0:
@@ -98,7 +98,9 @@ class Traversal:
         if target.params.greedy:
             return follow(forest, target.best, None)
         target.prepare(first_path(forest))
-        found = traverse(forest, forest.roots[0], target.probs, lambda node, chance: streams.uniform("accept") < chance)
-        assert found is not None  # the root's reach is 1
-        path, rest = found
+        ending = traverse(
+            forest, forest.roots[0], target.probs, lambda node, chance: streams.uniform("accept") < chance
+        )
+        assert ending is not None  # the root's reach is 1
+        path, rest = ending
         return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)

@@ -17,7 +17,7 @@ import torch
 from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
 from draftwood.certify import Budget, Certificate, Watch, certify, certify_each, exactness
 from draftwood.certify.distances import Sample, chi_square_tail, fit
-from draftwood.certify.enumeration import Choices, Reused, enumerated, law_of
+from draftwood.certify.enumeration import Reused, ScriptedChoices, enumerated, law_of
 from draftwood.certify.exactness import rule_check, sampled_check
 from draftwood.certify.pair import ModelPair, divergence, greedy_check, logits_after, openings, position_check
 from draftwood.certify.small import Case
@@ -182,7 +182,7 @@ def test_outcomes_that_differ_in_the_last_token_alone_need_no_replay(shift: int)
     replayed: list[int] = []
 
     def law(closed: bool) -> dict[tuple[int, ...], float]:
-        def experiment(choices: Choices) -> tuple[int, ...]:
+        def experiment(choices: ScriptedChoices) -> tuple[int, ...]:
             first = choices.choose(weights[0])
             choices.closed = closed
             return first, (choices.token(weights[1]) + shift) % 3

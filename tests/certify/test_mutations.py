@@ -25,6 +25,6 @@ def test_every_wrong_rule_is_found(one: Mutation) -> None:
 
 
 def test_every_row_can_be_applied() -> None:
-    """What a row replaces is there once, so that no row passes because it changes nothing."""
+    """The text that a row replaces is there once, so that no row passes because it changes nothing."""
     for one in TABLE:
         assert one.code() != one.function.__code__, name(one)

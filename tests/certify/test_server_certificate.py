@@ -14,9 +14,9 @@ from spoken_server import Table, speaking
 from draftwood.certify.checks import Check
 from draftwood.certify.server import Limits, Server, ServerBudget, ServerCertificate, certify_server, page
 from draftwood.certify.server import client as clients
-from draftwood.certify.server.claims import REST, Asked, claimed
-from draftwood.certify.server.client import Answer
-from draftwood.certify.server.evidence import Evidence, Law, TwoSamples
+from draftwood.certify.server.claims import REST, LawOptions, claimed
+from draftwood.certify.server.client import ServerAnswer
+from draftwood.certify.server.evidence import ClaimedLaw, Evidence, TwoSamples
 from draftwood.certify.server.greedy import first_difference
 from draftwood.certify.server.run import jobs
 from draftwood.certify.server.subject import Subject, prepare
@@ -224,33 +224,35 @@ def test_what_completes_nothing_is_no_server() -> None:
 TOP = {"a": np.log(0.4), "b": np.log(0.3), "c": np.log(0.1), "d": np.log(0.05)}
 
 
-def law_of(asked: Asked, prompt: str = "", before: tuple[str, ...] = ()) -> dict[str, float]:
+def law_of(asked: LawOptions, prompt: str = "", before: tuple[str, ...] = ()) -> dict[str, float]:
     found = claimed(TOP, 4, asked, prompt, before)
     assert found is not None
     return dict(zip(found[0].names, found[0].p.tolist(), strict=True))
 
 
 def test_claims() -> None:
-    assert law_of(Asked()) == pytest.approx({"a": 0.4, "b": 0.3, REST: 0.15, "c": 0.1, "d": 0.05})
-    assert law_of(Asked(top_k=2)) == pytest.approx({"a": 4 / 7, "b": 3 / 7})
-    assert law_of(Asked(top_p=0.6)) == pytest.approx({"a": 4 / 7, "b": 3 / 7})
-    assert law_of(Asked(min_p=0.2)) == pytest.approx({"a": 0.5, "b": 0.375, "c": 0.125})
-    assert law_of(Asked(temperature=0.5)) == pytest.approx(
+    assert law_of(LawOptions()) == pytest.approx({"a": 0.4, "b": 0.3, REST: 0.15, "c": 0.1, "d": 0.05})
+    assert law_of(LawOptions(top_k=2)) == pytest.approx({"a": 4 / 7, "b": 3 / 7})
+    assert law_of(LawOptions(top_p=0.6)) == pytest.approx({"a": 4 / 7, "b": 3 / 7})
+    assert law_of(LawOptions(min_p=0.2)) == pytest.approx({"a": 0.5, "b": 0.375, "c": 0.125})
+    assert law_of(LawOptions(temperature=0.5)) == pytest.approx(
         {k: v / 0.2625 for k, v in {"a": 0.16, "b": 0.09, "c": 0.01, "d": 0.0025}.items()}
     )
-    penalised = law_of(Asked(presence_penalty=1.0, frequency_penalty=0.5), "xd", ("a", "a"))
+    penalised = law_of(LawOptions(presence_penalty=1.0, frequency_penalty=0.5), "xd", ("a", "a"))
     assert penalised == pytest.approx({"b": 0.3 / 0.45413, "c": 0.1 / 0.45413, "a": 0.05413 / 0.45413}, rel=1e-3)
-    assert law_of(Asked(bias={"c": np.log(4)}))["c"] == pytest.approx(0.4 / 1.15)
-    assert claimed(TOP, 4, Asked(top_p=0.7001), "", ()) is None  # rounding may decide
-    ends = claimed({**TOP, "</s>": np.log(0.05), "": np.log(0.05)}, 6, Asked(), "", ())
+    assert law_of(LawOptions(bias={"c": np.log(4)}))["c"] == pytest.approx(0.4 / 1.15)
+    assert claimed(TOP, 4, LawOptions(top_p=0.7001), "", ()) is None  # rounding may decide
+    ends = claimed({**TOP, "</s>": np.log(0.05), "": np.log(0.05)}, 6, LawOptions(), "", ())
     assert ends is not None and ends[0].p[0] == pytest.approx(0.4 / 0.9) and "" not in ends[0].names
-    assert claimed({"a": 0.0}, 1, Asked(temperature=2), "", ()) is None  # no choice
+    assert claimed({"a": 0.0}, 1, LawOptions(temperature=2), "", ()) is None  # no choice
 
 
 def test_evidence_seldom_errs_and_says_what_it_sees() -> None:
     """Of servers that follow their laws few are accused, at any time; one as wrong as it says it sees nearly always."""
     random = np.random.default_rng(1)
-    laws = [Law("abcd", np.array(p)) for p in ([0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1], [0.5, 0.45, 0.04, 0.01])]
+    laws = [
+        ClaimedLaw("abcd", np.array(p)) for p in ([0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1], [0.5, 0.45, 0.04, 0.01])
+    ]
 
     def accused(power: float, tokens: int) -> Evidence:
         evidence = Evidence(risk=0.05)
@@ -283,9 +285,9 @@ def test_two_samples_of_one_law_are_not_told_apart() -> None:
 
 
 def test_where_texts_part() -> None:
-    def answer(words: str, *gaps: float) -> Answer:
+    def answer(words: str, *gaps: float) -> ServerAnswer:
         top = [{word: -0.5, "other": -0.5 - gap, "x": -0.6} for word, gap in zip(words.split(), gaps, strict=True)]
-        return Answer(words, words.split(), [-0.5] * len(top), top, "length")
+        return ServerAnswer(words, words.split(), [-0.5] * len(top), top, "length")
 
     one, other = answer("a b", 1, 1), answer("a x", 1, 1)
     found = first_difference("", one, other)

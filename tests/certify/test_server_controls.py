@@ -35,7 +35,7 @@ def checked(url: str, *names: str, rival: Side | None = None, budget: ServerBudg
     try:
         return [
             c for name, job in jobs(subject) if name in names for c in job(lambda count=1: None)
-        ], subject.server.asked
+        ], subject.server.requests_made
     finally:
         subject.server.close()
 

@@ -46,7 +46,7 @@ class Terminal:
         return self.until(pattern)
 
     def until(self, pattern: str = PROMPT) -> str:
-        """What is shown up to a pattern, without control sequences."""
+        """The output up to a pattern, without control sequences."""
         end = time.monotonic() + 60
         while not (found := re.search(pattern, text := CONTROL.sub(b"", self._raw).decode("utf-8", "replace"))):
             assert select.select([self.screen], [], [], end - time.monotonic())[0], text

@@ -228,7 +228,7 @@ def test_flags_and_places_are_checked_before_models_load(
 def test_a_full_disk_comes_after_the_answer(
     command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What was found is printed before it is written, so that a full disk loses the file alone."""
+    """Results are printed before they are written, so that a full disk loses the file alone."""
 
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -256,7 +256,7 @@ LEARNED = {  # command -> (flags, what is printed before the file is written)
 def test_a_full_disk_loses_no_learned_file(
     command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What was learned is printed, and the file that was there before stays whole."""
+    """Results of training are printed, and the file that was there before stays whole."""
 
     def full(tensors: object, path: Path, header: object) -> None:
         path.write_bytes(b"half of it")

@@ -19,7 +19,7 @@ from draftwood.sampling.params import SamplingParams
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """What a command that succeeds in a process of its own has imported at its end."""
+    """The modules that a command has imported at its end; it succeeds in a process of its own."""
     code = (
         "import sys\n"
         "from draftwood.cli.main import run\n"

@@ -16,7 +16,7 @@ import pytest
 import tiny_models
 from conftest import Command
 
-from draftwood.eval.running import Job, Runner
+from draftwood.eval.running import EvalJob, Runner
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_an_interrupt_shows_what_is_there_and_the_command_goes_on(
     record = Runner.record
     calls = iter(range(100))
 
-    def interrupted(runner: Runner, job: Job) -> Any:
+    def interrupted(runner: Runner, job: EvalJob) -> Any:
         if next(calls) == 3:
             raise KeyboardInterrupt
         return record(runner, job)

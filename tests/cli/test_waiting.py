@@ -1,4 +1,4 @@
-"""What a command says while a model is loaded: a bar on a terminal, a line in a pipe, nothing where it is quick."""
+"""Progress while a model is loaded: a bar on a terminal, a line in a pipe, nothing where it is quick."""
 
 from __future__ import annotations
 

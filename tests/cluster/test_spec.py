@@ -1,4 +1,4 @@
-"""What replicas are made from. No Ray is needed."""
+"""Descriptions of replicas. No Ray is needed."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
 
     def waited(behind: float) -> int:
         controller.own_evidence.undrafted, rounds = 0, 0
-        while not asked(controller, Load(*machine, behind=lambda: behind)):
+        while not asked(controller, Load(*machine, catch_up_seconds=lambda: behind)):
             rounds, controller.own_evidence.undrafted = rounds + 1, controller.own_evidence.undrafted + 1
         return rounds
 
@@ -196,20 +196,21 @@ def test_what_the_draft_must_read_first_must_pay_in_the_tokens_that_may_come(
 ) -> None:
     controller, machine = Auto(MOST), MACHINES["weights are read"]
     simulated([controller], "weights are read", 0.8, 100)
-    controller, load = controller.for_request(), Load(*machine, behind=lambda: behind, left=lambda: left)
+    controller = controller.for_request()
+    load = Load(*machine, catch_up_seconds=lambda: behind, tokens_left=lambda: left)
     assert (asked(controller, load) > 0) is drafts
     assert controller.rests is not drafts
 
 
 @pytest.mark.parametrize(("behind", "left", "drafts"), [(0.0, 3, True), (5.0, 400, True), (50.0, 5, False)])
 def test_where_texts_must_repeat_the_prompt_alone_must_pay(behind: float, left: int, drafts: bool) -> None:
-    """What others left of it is not known, and later on nothing is held to be missing."""
+    """The others' share is not known, and later on nothing is held to be missing."""
     controller = Auto(MOST).repeatable()
-    load = Load(*MACHINES["weights are read"], behind=lambda: behind, left=lambda: left)
+    load = Load(*MACHINES["weights are read"], catch_up_seconds=lambda: behind, tokens_left=lambda: left)
     assert (asked(controller, load) > 0) is drafts
     if drafts:
         controller.observe(a_round(2, 2))
-        assert asked(controller, Load(*MACHINES["weights are read"], behind=lambda: 1e9)) > 0
+        assert asked(controller, Load(*MACHINES["weights are read"], catch_up_seconds=lambda: 1e9)) > 0
 
 
 def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
@@ -252,7 +253,7 @@ def test_plans_outlive_requests_and_keep_nothing_of_them() -> None:
     engine, request = Auto(MOST, lookup=True), Request()
     controllers, kept = requests_of(engine.for_request(), 2), weakref.ref(request)
     for controller in controllers:
-        asked(controller, Load(lambda rows: 0.1, lambda rows: 1.0, 2, left=request.left))
+        asked(controller, Load(lambda rows: 0.1, lambda rows: 1.0, 2, tokens_left=request.left))
     assert engine.shared_evidence.plans
     del controller, controllers, request
     gc.collect()
@@ -269,7 +270,7 @@ def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     for _ in range(300):
         controller.observe(a_round(0, asked(controller, load)))
     controller.own_evidence.undrafted = 0
-    controller.start(STREAMS, Load(*MACHINES["dear drafts"], behind=never))
+    controller.start(STREAMS, Load(*MACHINES["dear drafts"], catch_up_seconds=never))
     assert controller.rests
     both = Auto(MOST, lookup=True)
     both.own_evidence = controller.own_evidence

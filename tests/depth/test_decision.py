@@ -98,7 +98,7 @@ def test_what_cannot_be_trained() -> None:
 
 
 def test_groups_are_held_out_whole() -> None:
-    """What is learned of a prompt by heart says nothing about other prompts."""
+    """A prompt that is learned by heart says nothing about other prompts."""
     generator = torch.Generator().manual_seed(5)
     groups = torch.arange(60).repeat_interleave(20)
     labels = (torch.rand(60, generator=generator) < 0.5).float()[groups]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from beam_reference import BeamLaw
-from enumeration import Choices, EnumeratedRandomness, law_of
+from enumeration import EnumeratedRandomness, ScriptedChoices, law_of
 from tabular import exact_law, follows, frequencies
 
 from draftwood import Engine, SamplingParams, TabularModel
@@ -87,7 +87,7 @@ def test_dropping_an_unlikely_draft_is_not_exact() -> None:
     p, q, threshold = [0.2, 0.3, 0.5], [0.1, 0.6, 0.3], 0.2
 
     def emitted(drops: bool) -> list[float]:
-        def experiment(choices: Choices) -> int:
+        def experiment(choices: ScriptedChoices) -> int:
             token = choices.choose(q)
             if drops and q[token] < threshold:
                 return choices.choose(p)

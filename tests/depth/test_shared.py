@@ -141,7 +141,7 @@ def test_generations_follow_plain_decoding(depth: str) -> None:
 
 
 def test_sampled_texts_depend_on_the_order_only_where_shared() -> None:
-    """What the documentation says: law as before, texts under a seed not."""
+    """As the documentation says: law as before, texts under a seed not."""
 
     def texts(depth: str, order: list[int]) -> list[list[int]]:
         engine = Engine(TARGET, [DRAFT])

@@ -20,7 +20,7 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import exit as exits
-from draftwood.runtime.session import Job, Session
+from draftwood.runtime.session import ForwardJob, Session
 
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"name": "eesd", "gamma": 4},
@@ -70,7 +70,7 @@ class Ledger:
         held: list[Session] = []  # so that no number of a session is used again
         store, commit = Session.store, Session.commit
 
-        def noted(session: Session, job: Job, hidden: Tensor | None) -> None:
+        def noted(session: Session, job: ForwardJob, hidden: Tensor | None) -> None:
             store(session, job, hidden)
             if session.role == "target":
                 held.append(session)

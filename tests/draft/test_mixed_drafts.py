@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import Choices, emitted, law_of, sequences
+from enumeration import ScriptedChoices, emitted, law_of, sequences
 from torch import Tensor
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
@@ -87,7 +87,7 @@ def test_a_sure_copy_costs_no_draft_forward() -> None:
 def accepted(p: Tensor, proposals: list[tuple[Tensor | None, int, bool]], point: int) -> float:
     """The chance that a draft is accepted."""
 
-    def experiment(choices: Choices) -> bool:
+    def experiment(choices: ScriptedChoices) -> bool:
         made = [
             Proposal(q, [point] if q is None else sequences(choices, q, count, replacement), replacement)
             for q, count, replacement in proposals

@@ -48,7 +48,7 @@ class Script(DepthController):
         self.number += 1
         self.log.append([])
         if self.needs:
-            self.behind.append(load.behind())
+            self.behind.append(load.catch_up_seconds())
 
     def deeper(self, state: DraftState) -> bool:
         return not self.rests and state.depth < self.most

@@ -201,7 +201,7 @@ def test_answers_are_shared_among_requests_that_ask_for_it_only() -> None:
 
 
 def test_a_corpus_is_searched(tmp_path: Path) -> None:
-    """What was written before, in a file: the same text in fewer rounds, also when answers are forgotten."""
+    """Answers in a file: the same text in fewer rounds, also when answers are forgotten."""
     engine, file = Engine(TabularModel.random(40, seed=1, order=2)), tmp_path / "log.txt"
     engine.builder.earlier_answers.encode = lambda text: list(map(int, text.split()))
     options: dict[str, Any] = {"max_new_tokens": 30, "seed": 3}

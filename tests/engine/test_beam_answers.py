@@ -1,4 +1,4 @@
-"""What a request with beams says and holds: pieces, cancelling, limits, greedy, cache slots; and what is refused."""
+"""Requests with beams: pieces, cancelling, limits, greedy, cache slots, and refusals."""
 
 from itertools import islice
 from typing import Any

@@ -16,7 +16,7 @@ from native_library import needs_native
 import draftwood
 from draftwood.corpus import documents
 from draftwood.engine import calibration
-from draftwood.engine.calibration import Calibration, own_rows, timed
+from draftwood.engine.calibration import Int4Calibration, own_rows, timed
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
 from draftwood.models.text.text_files import texts_of
@@ -25,7 +25,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 WORDS = Tokenizer.load(EMBEDDED / "target")
 
 
-def text(read: Calibration, home: Path, embedded: bool = False) -> int4.CalibrationText:
+def text(read: Int4Calibration, home: Path, embedded: bool = False) -> int4.CalibrationText:
     return read.text(home, "it", embedded, lambda step, share: None)
 
 
@@ -46,7 +46,7 @@ def test_files_hold_text_conversations_and_tokens(tmp_path: Path) -> None:
     words = Tokenizer(WORDS.backend, "it", {"chat_template": template})
     expected = [words.encode("A fox"), [5, 6], words.encode("<user>Hi", add_special=False)]
     assert list(texts_of(path, words)) == expected
-    assert Calibration.read(path, words).tokens == tuple(chain(*expected))
+    assert Int4Calibration.read(path, words).tokens == tuple(chain(*expected))
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_files_without_text_are_refused(name: str, content: str | None, error: s
     if content is not None:
         (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(draftwood.DraftwoodError, match=error) as refused:
-        Calibration.read(tmp_path / name, WORDS)
+        Int4Calibration.read(tmp_path / name, WORDS)
     assert "\n" not in str(refused.value)
 
 
 def test_without_a_tokenizer_there_must_be_tokens(tmp_path: Path, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(draftwood.ModelError, match="it cannot write without a tokenizer; give tokenizer="):
-        text(Calibration.read(None, None), tmp_path)
+        text(Int4Calibration.read(None, None), tmp_path)
     with pytest.raises(draftwood.ConfigurationError, match="the model has no tokenizer; give tokens, or tokenizer="):
-        Calibration.read(file, None)
+        Int4Calibration.read(file, None)
     tokens = tmp_path / "tokens.jsonl"
     tokens.write_text(json.dumps({"tokens": list(range(90))}), "utf-8")
-    rows = text(Calibration.read(tokens, None), tmp_path).rows(40)
+    rows = text(Int4Calibration.read(tokens, None), tmp_path).rows(40)
     assert rows is not None and rows.tolist() == [list(range(40)), list(range(40, 80))]
     assert [record.message for record in caplog.records if "90 tokens only" in record.message]
 
@@ -86,12 +86,16 @@ def test_tokens_of_another_model_are_refused(target: Path) -> None:
 
 
 def test_names_tell_texts_apart(file: Path, tmp_path: Path) -> None:
-    name = text(Calibration.read(file, WORDS), tmp_path).name
+    name = text(Int4Calibration.read(file, WORDS), tmp_path).name
     shutil.copy(file, tmp_path / "copy.txt")
-    assert text(Calibration.read(tmp_path / "copy.txt", WORDS), tmp_path).name == name
+    assert text(Int4Calibration.read(tmp_path / "copy.txt", WORDS), tmp_path).name == name
     file.write_text("x" + file.read_text("utf-8"), "utf-8")
-    own = Calibration.read(None, WORDS)
-    others = [text(Calibration.read(file, WORDS), tmp_path), text(own, tmp_path), text(own, tmp_path, embedded=True)]
+    own = Int4Calibration.read(None, WORDS)
+    others = [
+        text(Int4Calibration.read(file, WORDS), tmp_path),
+        text(own, tmp_path),
+        text(own, tmp_path, embedded=True),
+    ]
     assert len({name, *(other.name for other in others)}) == 4
 
 
@@ -110,7 +114,7 @@ def test_weights_are_made_again_for_another_text_only(
     copy_of_target: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = Tokenizer.load(copy_of_target)
-    given, own = (text(Calibration.read(each, words), copy_of_target) for each in (file, None))
+    given, own = (text(Int4Calibration.read(each, words), copy_of_target) for each in (file, None))
     made = int4.cached(copy_of_target, given)
     with monkeypatch.context() as patch:
         patch.setattr(int4, "quantised", None)
@@ -152,7 +156,7 @@ def test_calibration_without_int4_is_refused(target: Path, file: Path) -> None:
 
 @needs_native
 def test_embedded_models_keep_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for reaches the quantiser, from `load` and from the command line."""
+    """Options reach the quantiser, from `load` and from the command line."""
     names: list[str] = []
 
     def noted(home: Path, text: int4.CalibrationText, advance: object) -> int4.Matrices:
@@ -172,7 +176,7 @@ def test_the_command_takes_a_file(command, copy_of_target: Path, file: Path, cap
         shown = command("generate", "Once", *options)
     assert shown.code == 0 and "computed in int4 and" in shown.err
     whose = int4.fingerprint(copy_of_target)
-    name = text(Calibration.read(file, Tokenizer.load(copy_of_target)), copy_of_target).name
+    name = text(Int4Calibration.read(file, Tokenizer.load(copy_of_target)), copy_of_target).name
     assert int4.load(copy_of_target / "int4" / "int4.safetensors", whose, name)
     refused = command("generate", "Once", "--target", copy_of_target, "--calibration", file)
     assert refused.code == 2 and re.search("calibration is text for quantize int4", " ".join(refused.err.split()))

@@ -34,7 +34,7 @@ SEEDS = 4
 
 
 def after(rounds: int) -> Callable[[], bool]:
-    """What wants to stop when so many rounds are done; asked once per round."""
+    """A `cancelled` that is true when so many rounds are done; asked once per round."""
     left = iter(range(1, rounds))
     return lambda: next(left, None) is None
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwood import Engine, Metrics, Round, TabularModel
-from draftwood.core.records import Judged, Layer
+from draftwood.core.records import BeamLayer, Judged
 from draftwood.verify.bound import best_acceptance
 
 
@@ -178,10 +178,10 @@ def test_a_result_is_plain_data() -> None:
     assert 0 < sum(round_["seconds"] for round_ in data["rounds"]) <= result.metrics.seconds * 1.05
 
 
-def layer_(width: int, accepted: int, draws: int, least: float = 0.0) -> Layer:
+def layer_(width: int, accepted: int, draws: int, least: float = 0.0) -> BeamLayer:
     """A layer of `draws` draws, `accepted` of them; without draws one that ends a round."""
     judged = [Judged((0, i), "accepted" if i < accepted else "rejected", 0.5, 0.5, 1.0) for i in range(draws)]
-    return Layer(
+    return BeamLayer(
         width, [(0, i) for i in range(width)], accepted, judged, bool(draws) and accepted == width, least, least
     )
 

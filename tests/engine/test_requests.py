@@ -1,4 +1,4 @@
-"""What a request may be: wrong types and values are refused with one sentence, and nothing is taken or lost."""
+"""Requests of wrong types and values are refused with one sentence, and nothing is taken or lost."""
 
 import asyncio
 import inspect

@@ -160,7 +160,7 @@ def test_streaming_shows_exactly_the_text() -> None:
 
 
 class LetterTokenizer:
-    """What the engine needs of a tokenizer, over `Letters`."""
+    """A tokenizer as the engine needs it, over `Letters`."""
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         return [Letters.PIECES.index(letter) for letter in text]

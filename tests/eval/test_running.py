@@ -14,7 +14,7 @@ from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE, Meter
 from draftwood.eval.evaluation import check_code, evaluate
-from draftwood.eval.running import Job, Plan, Runner
+from draftwood.eval.running import EvalJob, EvalPlan, Runner
 from draftwood.eval.store import Store
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, Scores, Task, parse
@@ -60,10 +60,10 @@ def engine() -> Engine:
     return load()
 
 
-def plan(*tasks: Task, seeds: Sequence[int] = (0, 1), temperature: float = 1.0) -> Plan:
+def plan(*tasks: Task, seeds: Sequence[int] = (0, 1), temperature: float = 1.0) -> EvalPlan:
     methods = [Method.parse("autoregressive"), Method.parse({"name": "speculative", "gamma": 2})]
     asked = [(task, task.instances(None)) for task in tasks]
-    return Plan(methods, asked, SamplingParams(temperature=temperature), seeds, warmup=0)
+    return EvalPlan(methods, asked, SamplingParams(temperature=temperature), seeds, warmup=0)
 
 
 def steady(document: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_interrupted_and_resumed_it_says_the_same(
     made: list[str] = []
     told = itertools.count()
 
-    def stop_sometimes(job: Job) -> None:
+    def stop_sometimes(job: EvalJob) -> None:
         if next(told) in stops:
             raise KeyboardInterrupt
         made.append(job.key)

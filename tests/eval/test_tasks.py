@@ -194,7 +194,7 @@ def test_conversations_have_turns_and_know_what_was_said(write: Write) -> None:
 
 
 def test_humaneval_runs_its_tests(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is run is checked here, how it is held in elsewhere."""
+    """The programs that are run are checked here, their sandbox elsewhere."""
     from draftwood.eval.sandbox.programs import ProgramVerdict
     from draftwood.eval.tasks import code
 

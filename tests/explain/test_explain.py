@@ -16,7 +16,7 @@ from rich.cells import cell_len
 import draftwood
 from draftwood import Engine, Round, TabularModel
 from draftwood.core.forest import FINISHED
-from draftwood.core.records import Judged, Layer
+from draftwood.core.records import BeamLayer, Judged
 from draftwood.explain.text import lines, spelling
 from draftwood.explain.tree import FATES, completions, hypotheses_after, tree_of, trees_of
 from draftwood.models.text.tokenizer import Tokenizer
@@ -132,7 +132,7 @@ def test_in_large_forests_what_was_not_looked_at_is_counted() -> None:
 
 def layers() -> Round:
     """b was accepted twice of three draws for a width of 2; below it c was accepted, d was not; e was chosen."""
-    first = Layer(
+    first = BeamLayer(
         2,
         [(0, B), (0, B)],
         2,
@@ -146,7 +146,7 @@ def layers() -> Round:
         0.875,
         1.0,
     )
-    second = Layer(
+    second = BeamLayer(
         2,
         [(1, C), (1, E)],
         1,
@@ -184,7 +184,7 @@ def test_layers_of_beams() -> None:
 
 def test_the_next_round_begins_with_the_beams() -> None:
     """One of them ended: it stays, and its absence from the trunk keeps the others' text apart."""
-    plain = Layer(3, [(0, D), (0, Z), (1, FINISHED)], 0, [], False)
+    plain = BeamLayer(3, [(0, D), (0, Z), (1, FINISHED)], 0, [], False)
     round_ = make_round([], [(C, -1), (E, -1)], [], [(0, D), (0, Z), (1, FINISHED)], layers=[plain], drafted=0, draws=0)
     drawn = shown(layers(), round_, ends=frozenset({Z}))
     assert drawn[drawn.index("") + 1 :] == [
@@ -200,7 +200,7 @@ def test_the_next_round_begins_with_the_beams() -> None:
 
 
 def test_beam_search_has_no_chances() -> None:
-    layer = Layer(2, [(0, D), (0, B)], 1, [Judged((0, B), "accepted"), Judged((0, C), "rejected")], False)
+    layer = BeamLayer(2, [(0, D), (0, B)], 1, [Judged((0, B), "accepted"), Judged((0, C), "rejected")], False)
     round_ = make_round([], [(A, -1), (B, 0), (C, 0)], [0], [(0, D), (0, B)], layers=[layer])
     assert shown(round_) == [
         "Round 1 · 2 drafts · nothing yet: the beams differ",

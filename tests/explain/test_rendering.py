@@ -1,4 +1,4 @@
-"""What a terminal shows: kinds in colour, nothing beyond a cut, nothing that steers it; and JSON without NaN."""
+"""Output on a terminal: kinds in colour, nothing beyond a cut, nothing that steers it; and JSON without NaN."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from enumeration import Choices, Law, law_of
+from enumeration import Law, ScriptedChoices, law_of
 
 from draftwood.certify.enumeration import Scripted
-from draftwood.core.records import Layer, Outcome
+from draftwood.core.records import BeamLayer, Outcome
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify.beam import verify_layer
 from draftwood.verify.joint import Joint, Support, joint_of
@@ -59,7 +59,7 @@ def reference(p: Joint, width: int, replacement: bool) -> Law[Beams]:
     return law
 
 
-LayerRule = Callable[..., Layer]
+LayerRule = Callable[..., BeamLayer]
 
 
 def layer_law(
@@ -73,7 +73,7 @@ def layer_law(
 ) -> Law[Beams]:
     """Law of a layer's beams in order, over all drafts from q and all coins; widths may differ among outcomes."""
 
-    def experiment(choices: Choices) -> Beams:
+    def experiment(choices: ScriptedChoices) -> Beams:
         scripted = Scripted(choices)
         draws = q.draws(drafted, scripted, replacement)
         return tuple(verify(draws, q, p, parents, rule, scripted, replacement).beams)

@@ -66,7 +66,7 @@ def text(page: Any, run: int = 0) -> str:
 
 
 def accessibility(page: Any) -> list[tuple[str, Any]]:
-    """What axe finds: the names of its rules, with the elements."""
+    """The faults that axe finds: names of its rules, with the elements."""
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
     result = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
     return [(one["id"], [node["target"] for node in one["nodes"]]) for one in result["violations"]]

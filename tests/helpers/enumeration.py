@@ -11,16 +11,16 @@ from torch import Tensor
 
 from draftwood import Engine, GenerationResult, SamplingParams
 from draftwood.certify import enumeration
-from draftwood.certify.enumeration import Choices, Law, law_of, replays, sequences
+from draftwood.certify.enumeration import Law, ScriptedChoices, law_of, replays, sequences
 from draftwood.certify.references import exact_law, slow_penalties, slow_warp
 from draftwood.core.forest import Proposal
 from draftwood.depth import thompson
 from draftwood.verify import tree
 
 __all__ = [
-    "Choices",
     "EnumeratedRandomness",
     "Law",
+    "ScriptedChoices",
     "emitted",
     "law_of",
     "random_law",
@@ -48,7 +48,7 @@ def emitted(
     """
     vocab = p.shape[0]
 
-    def experiment(choices: Choices) -> int:
+    def experiment(choices: ScriptedChoices) -> int:
         token: list[int] = []
         proposals = []
         for i, (q, count, replacement) in enumerate(drafts):
@@ -84,7 +84,7 @@ class EnumeratedRandomness(enumeration.EnumeratedRandomness):
         return self.law_of(lambda: self.text(engine.generate(prompt, method, params, length, **limits), length))
 
     def text(self, result: GenerationResult, length: int) -> tuple[int, ...]:
-        """What an experiment returns whose outcome is an output of at most so many tokens."""
+        """The result of an experiment whose outcome is an output of at most so many tokens."""
         self.choices.closed = len(result.tokens) == length and result.kinds[-1] != "accepted"
         return tuple(result.tokens)
 

@@ -18,7 +18,7 @@ from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 
 TARGET, DRAFT = decoder(1), decoder(2)
 EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
@@ -58,7 +58,7 @@ def engine(**options: Any) -> Engine:
     return made
 
 
-def submitted(engine: Engine, generation: Generation, call: object = None) -> Task[Any]:
+def submitted(engine: Engine, generation: Generation, call: object = None) -> DecodingTask[Any]:
     """The task of a generation, queued for whoever steps the scheduler."""
     return engine.scheduler.submit(engine.builder.task(generation, call))
 

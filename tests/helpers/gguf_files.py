@@ -287,5 +287,5 @@ def blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 
 def dequantised(data: np.ndarray, kind: str) -> torch.Tensor:
-    """What the library makes of bytes."""
+    """The values that the library reads from bytes."""
     return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))

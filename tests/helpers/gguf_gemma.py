@@ -22,7 +22,7 @@ def name(theirs: str) -> str:
 
 
 def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from other families; none of other families."""
+    """Keys that differ from other families; none of other families."""
     if raw["model_type"] == "gemma3n_text":
         normal = torch.distributions.Normal(0, 1)
         return {

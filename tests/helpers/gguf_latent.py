@@ -26,7 +26,7 @@ def tensors(raw: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, T
 
 
 def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from other families; none of other families."""
+    """Keys that differ from other families; none of other families."""
     if raw["model_type"] not in KINDS:
         return {}
     rank, turned = raw["kv_lora_rank"], raw["qk_rope_head_dim"]

@@ -1,4 +1,4 @@
-"""What an engine's requests hold of its memory."""
+"""The memory of an engine that its requests hold."""
 
 from draftwood import Engine
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import OutOfMemory
-from draftwood.models.cache import CAPACITY_STEP, SPAN_MULTIPLE, Cache, Extent
+from draftwood.models.cache import CAPACITY_STEP, SPAN_MULTIPLE, Cache
+from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
 
 CPU = torch.device("cpu")
@@ -173,7 +174,7 @@ def test_short_extents_that_are_nearly_full_grow_with_the_others() -> None:
 
 
 def test_many_that_come_one_by_one_seldom_move_the_others() -> None:
-    """What is idle in the planes is not counted: no page of it was touched."""
+    """Idle parts of the planes are not counted: no page of them was touched."""
     c = cache()
     moves = []
     move = c._move

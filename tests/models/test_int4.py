@@ -18,7 +18,7 @@ from small_decoder import decoder
 from torch import Tensor, nn
 
 from draftwood.corpus import DOMAINS, documents
-from draftwood.engine.calibration import Calibration, corpus_rows
+from draftwood.engine.calibration import Int4Calibration, corpus_rows
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError
 from draftwood.models import int4
@@ -135,7 +135,7 @@ def test_two_codes_a_byte_are_what_they_were(columns: int, tmp_path: Path) -> No
 
 
 def test_matrices_are_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Calibration.read(None, Tokenizer.load(home)).text(home, "it", False, lambda step, share: None)
+    text = Int4Calibration.read(None, Tokenizer.load(home)).text(home, "it", False, lambda step, share: None)
     made = int4.cached(home, text)
     assert made["layers.1.feed.down"].codes.shape == (32, 48)
     monkeypatch.setattr(int4, "quantised", None)

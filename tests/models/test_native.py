@@ -25,9 +25,9 @@ import draftwood
 from draftwood.errors import ModelError
 from draftwood.models.backend import native
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Extent
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
+from draftwood.models.extents import Extent
 
 TEXT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
 @needs_native
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_batch_that_the_cache_does_not_hold_is_refused(wrong: str, model: Decoder) -> None:
-    """What would be read or written elsewhere is one sentence, and the model goes on."""
+    """A read or write out of bounds is refused with one sentence, and the model goes on."""
     change, sentence = WRONG[wrong]
     right = chain(model, TEXT)[0]
     with pytest.raises(ModelError, match=sentence):

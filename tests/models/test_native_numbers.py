@@ -1,4 +1,4 @@
-"""What the native backend computes: near a float64 reference, by every kernel set; NaN stays; backends are as asked."""
+"""Numbers of the native backend: near a float64 reference, by every kernel set; NaN stays; backends are as asked."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.core.topology import trunk_node
+from draftwood.errors import OutOfMemory
 from draftwood.models import recurrent_states, recurrent_walk
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
@@ -75,7 +76,7 @@ def test_random_requests_have_the_bits_of_plain_decoding(seed: int) -> None:
             request.commit()
     assert isinstance(cache.states, RecurrentStates)
     for request in requests:
-        held = cache.states._of[request.session.extent]
+        held = cache.states.memory.extents[request.session.extent]
         assert len(held.checkpoints) < 10 and len(held.inputs) < 100
         request.session.forget()
     assert cache.states.bytes == 0
@@ -106,7 +107,7 @@ def test_beams_far_apart_do_not_replay_all_of_their_tokens() -> None:
         if depth % 33 == 0:
             assert all(same(model, forest, *row) for row in zip(parents, answer.logits, strict=True))
     assert 2 < longest <= 2 + 2 * recurrent_states.LONG_REPLAY
-    assert len(cache.states._of[session.extent].checkpoints) <= 6  # type: ignore[index]
+    assert len(cache.states.memory.extents[session.extent].checkpoints) <= 6  # type: ignore[index]
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 30])
@@ -200,7 +201,7 @@ def test_a_budget_counts_states() -> None:
     assert isinstance(cache.states, RecurrentStates)
     session, forest = Session(model, cache), Forest.from_prompt([1, 2, 3])
     cache.budget.limit = cache.slot_bytes * 64 + cache.states.extent_bytes // 2
-    with pytest.raises(recurrent_states.OutOfMemory):
+    with pytest.raises(OutOfMemory):
         execute([Run(session, forest, [0])])
     cache.budget.limit = None
     assert same(model, forest, 0, execute([Run(session, forest, [0])])[0].logits[0])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from draftwood.models.base import Segment
-from draftwood.models.cache import SPAN_MULTIPLE, Extent
+from draftwood.models.cache import SPAN_MULTIPLE
+from draftwood.models.extents import Extent
 from draftwood.models.flat import visibility
 
 EXTENT = Extent(0, 64)

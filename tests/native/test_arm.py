@@ -33,7 +33,7 @@ USED = "import ctypes, draftwood_native as d; n = ctypes.CDLL(str(d.library())).
 
 
 def run(*command: str | Path, **variables: str) -> str:
-    """What a command prints; its failure is the test's."""
+    """The output of a command; its failure is the test's."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **variables})
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout

@@ -196,7 +196,7 @@ def _built(target: str, where: Path, *options: str) -> Path:
 
 @pytest.mark.slow
 def test_emulated_instructions(tmp_path: Path) -> None:
-    """What is around the instructions of VNNI, AVX512-BF16 and AMX, with these computed in C++."""
+    """The code around the instructions of VNNI, AVX512-BF16 and AMX, with these computed in C++."""
     if not shutil.which("cmake"):
         pytest.skip("there is no cmake")
     run = subprocess.run([_built("emulated", tmp_path)], capture_output=True, text=True)

@@ -20,7 +20,7 @@ from draftwood.models.base import CausalModel
 from draftwood.runtime import scheduler as scheduling
 from draftwood.runtime.cost import Costs, Curve
 from draftwood.runtime.executor import PartialRun
-from draftwood.runtime.task import Task
+from draftwood.runtime.task import DecodingTask
 
 TARGET_COST, DRAFT_COST = (1.0, 0.12), (0.16, 0.012)  # of a pass, and of each row: of the embedded pair, in ms
 
@@ -67,7 +67,7 @@ def prompt(seed: int, tokens: int = 24) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(tokens)]
 
 
-def submit(ours: Engine, method: Any, seed: int, tokens: int, call: object = None, read: int = 24) -> Task[Any]:
+def submit(ours: Engine, method: Any, seed: int, tokens: int, call: object = None, read: int = 24) -> DecodingTask[Any]:
     made = prepare(
         ours, prompt(seed, read), method=method, max_new_tokens=tokens, sampling={"temperature": 1.0}, ignore_eos=True
     )
@@ -76,7 +76,7 @@ def submit(ours: Engine, method: Any, seed: int, tokens: int, call: object = Non
 
 def waited(ours: Engine, clock: Clock, method: Any, after: float, seed: int = 1) -> float:
     """From the moment at which a light request comes to its first token."""
-    found: list[Task[Any]] = []
+    found: list[DecodingTask[Any]] = []
     clock.due = came = clock.now + after
     clock.comes = lambda: found.append(submit(ours, method, seed, 3))
     if not ours.scheduler.busy:

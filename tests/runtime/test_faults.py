@@ -1,4 +1,4 @@
-"""What goes wrong in one request is its own affair: the others' texts stay, and all memory comes back."""
+"""A failure in one request is its own affair: the others' texts stay, and all memory comes back."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 from draftwood.runtime import prefix
 from draftwood.runtime.prefix import MIN_PREFIX, KeptPrefix, PrefixCache, common
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError
 from draftwood.engine.engine import prepare
-from draftwood.models.cache import Cache, Extent
+from draftwood.models.cache import Cache
+from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
 
 

@@ -31,11 +31,11 @@ def chained(rules: int) -> dict[str, Any]:
 def test_deep_grammars_do_not_end_the_process(structured: dict[str, Any]) -> None:
     """They overflowed the stack of the thread that compiled them, which no `except` can catch."""
     grammar = load().requests.grammar(Structured(**structured))()
-    assert grammar.found([]).mask
+    assert grammar.ask_matcher([]).mask
 
 
 def test_a_grammar_of_empty_lines_is_read_at_once() -> None:
-    """What recognises GBNF looked at the rest of them at each one: minutes, without giving back the interpreter."""
+    """The test for GBNF looked at the rest of them at each one: minutes, without giving back the interpreter."""
     began = time.process_time()
     engine = load()
     with pytest.raises(RequestError):

@@ -21,7 +21,7 @@ CHOSEN["two beams"] = BEAMS["two beams"]
 
 
 class Allowed:
-    """What may follow generated tokens; `bad` words as texts of LETTERS, one letter a token."""
+    """The tokens that may follow generated ones; `bad` words as texts of LETTERS, one letter a token."""
 
     def allowed(self, output: tuple[int, ...]) -> set[int]:
         text = "".join("_abc"[token] for token in output)

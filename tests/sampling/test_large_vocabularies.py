@@ -71,7 +71,7 @@ def test_the_largest_few(size: int, count: int) -> None:
 
 
 def test_a_nucleus_of_equals_is_all_of_them() -> None:
-    """What halving cannot divide is kept together, as ties are."""
+    """Values that halving cannot divide are kept together, as ties are."""
     probs = np.full(30_000, 1 / 30_000, np.float32)
     assert nucleus(probs, 0.5) == probs[0]
     found = kept(probs, 0, 0.5, 0.0)

@@ -158,7 +158,7 @@ def test_errors(client: openai.OpenAI, served: Running) -> None:
 
 
 class Fruit(pydantic.BaseModel):
-    """What the model must say."""
+    """The text that the model must write."""
 
     name: Literal["pear", "plum"]
     ripe: bool

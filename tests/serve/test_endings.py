@@ -29,7 +29,7 @@ HEAD = "POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: applicati
 
 
 def asked(served: Running, head: str, body: bytes) -> bytes:
-    """What is answered to a client that sends everything first, then reads; ConnectionError where it cannot."""
+    """The answer to a client that sends everything first, then reads; ConnectionError where it cannot."""
     with socket.create_connection((served.client.base_url.host, served.client.base_url.port or 0)) as connection:
         connection.settimeout(20)
         connection.sendall(head.format(host="localhost").encode() + b"\r\n" + body)

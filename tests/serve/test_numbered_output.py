@@ -11,7 +11,7 @@ from conftest import Command
 
 from draftwood import RequestError, load
 from draftwood.serve.batch import run
-from draftwood.serve.numbered_output import NumberedOutput, OutputFormat
+from draftwood.serve.numbered_output import FileFormat, NumberedOutput
 
 
 def record(number: int, error: Any = None) -> dict[str, Any]:
@@ -20,18 +20,18 @@ def record(number: int, error: Any = None) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
-def kind(request: pytest.FixtureRequest) -> OutputFormat:
+def kind(request: pytest.FixtureRequest) -> FileFormat:
     if request.param == "parquet":
         pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: pip install 'draftwood[scale]'")
     return request.param  # type: ignore[no-any-return]
 
 
-def ids(directory: Path, kind: OutputFormat) -> list[str]:
+def ids(directory: Path, kind: FileFormat) -> list[str]:
     with NumberedOutput(directory, kind) as parts:
         return [found["custom_id"] for found in parts.recovered()]
 
 
-def test_files_appear_when_they_are_full(tmp_path: Path, kind: OutputFormat) -> None:
+def test_files_appear_when_they_are_full(tmp_path: Path, kind: FileFormat) -> None:
     for end in (5, 9):
         with NumberedOutput(tmp_path, kind, rows=2) as parts:
             begin = len(list(parts.recovered()))
@@ -49,7 +49,7 @@ def test_files_appear_when_they_are_full(tmp_path: Path, kind: OutputFormat) -> 
 
 @pytest.mark.parametrize("step", ["replace", "clear"])
 def test_a_kill_between_file_and_journal(
-    tmp_path: Path, kind: OutputFormat, step: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: FileFormat, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*given: Any) -> None:
         raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def test_a_kill_between_file_and_journal(
     assert ids(tmp_path, kind) == ["0", "1", "2"]
 
 
-def test_a_batch_into_a_directory(talker: Path, tmp_path: Path, kind: OutputFormat) -> None:
+def test_a_batch_into_a_directory(talker: Path, tmp_path: Path, kind: FileFormat) -> None:
     source = tmp_path / "requests.jsonl"
     lines = [{"custom_id": f"{i}", "prompt": "a", "max_tokens": 3, "seed": i} for i in range(3)]
     source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"custom_id": "wrong"}]))
@@ -122,7 +122,7 @@ def test_requests_in_parquet(talker: Path, tmp_path: Path) -> None:
 
 
 def test_flags(command: Command, tmp_path: Path) -> None:
-    """What needs Ray says so."""
+    """Options that need Ray say so."""
     for arguments in (("batch", "a.jsonl", "--out", tmp_path / "b.jsonl"), ("serve",)):
         done = command(*arguments, "--replicas", 2)
         assert done.code == 2 and "--replicas is for engines on Ray; give --ray too" in done.err

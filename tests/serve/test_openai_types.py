@@ -1,4 +1,4 @@
-"""What the server takes and gives is of the types that openai-python has for it."""
+"""Requests and answers of the server are of openai-python's types."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ metric_list: [{metric: exact_match}]
 def lm_eval(
     served: Running, folder: Path, model: str, path: str, tasks: list[str], *flags: str, **about: Any
 ) -> list[list[dict[str, Any]]]:
-    """What it logged of each sample of each task."""
+    """The log of each sample of each task."""
     program = shutil.which("lm_eval")
     if program is None:
         pytest.skip("lm_eval is not on the PATH; pip install 'lm-eval[api]', here or in another environment")
@@ -87,7 +87,7 @@ def test_lm_eval_chats(served: Running, tmp_path: Path) -> None:
 
 
 class Fruit(pydantic.BaseModel):
-    """What the model must say."""
+    """The text that the model must write."""
 
     name: str = pydantic.Field(max_length=3)
 

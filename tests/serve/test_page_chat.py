@@ -94,7 +94,7 @@ def test_a_conversation(page: Any, served: Running) -> None:
 
 
 def test_stopped_answers_and_refused_messages(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before the stop stays and is part of the conversation; what was refused can be changed."""
+    """A reply stays up to the stop and is part of the conversation; a refused message can be changed."""
     page.expected = ["400"]
     send(page, "hi", 1)
     page.fill("#prompt", "x" * 3000)

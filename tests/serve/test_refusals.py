@@ -1,4 +1,4 @@
-"""What is refused, and how: OpenAI's form, a status that fits, a message that names the field."""
+"""Refusals: OpenAI's form, a status that fits, a message that names the field."""
 
 from __future__ import annotations
 

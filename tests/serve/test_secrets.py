@@ -1,4 +1,4 @@
-"""What clients are told: hints that fit the endpoint, no paths of the server, no options that are not theirs."""
+"""Clients get hints that fit the endpoint, no paths of the server, no options that are not theirs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def connected(served: Running) -> socket.socket:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+    """The bytes that come until the server closes the connection."""
     found = b""
     try:
         while part := connection.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""What comes through HTTP is what the engine gives: alone, under load, streamed or not, several texts, beams."""
+"""Texts through HTTP are the engine's: alone, under load, streamed or not, several texts, beams."""
 
 from __future__ import annotations
 

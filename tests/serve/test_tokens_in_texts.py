@@ -1,4 +1,4 @@
-"""What answers say of tokens: where each begins in its text, its bytes, and how many were not computed."""
+"""Tokens in answers: where each begins in its text, its bytes, and how many were not computed."""
 
 from __future__ import annotations
 

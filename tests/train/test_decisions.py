@@ -1,4 +1,4 @@
-"""What is recorded for decision models, against laws that are computed from the rounds' trees, token by token."""
+"""Recordings for decision models, against laws that are computed from the rounds' trees, token by token."""
 
 from __future__ import annotations
 

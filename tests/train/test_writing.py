@@ -1,4 +1,4 @@
-"""What `train corpus` makes of the embedded pair's corpus."""
+"""Texts that `train corpus` writes from the embedded pair's corpus."""
 
 import json
 from collections import Counter

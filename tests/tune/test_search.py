@@ -27,7 +27,7 @@ def rest(shape: Shape) -> float:
 
 
 def whim(shape: Shape) -> float:
-    """What no formula predicts."""
+    """A speed that no formula predicts."""
     return math.exp(0.02 * random.Random(zlib.crc32(repr(shape.tree).encode())).uniform(-1, 1))
 
 

@@ -1,4 +1,4 @@
-"""What trees are worth: formulas against brute force and simulation, the search against looking at everything."""
+"""The worth of trees: formulas against brute force and simulation, the search against looking at everything."""
 
 import itertools
 import math

@@ -4,9 +4,9 @@ import math
 
 import pytest
 from beam_enumeration import Beams, Scripted, excess, layer_law, of_weights, random_joint, reference
-from enumeration import Choices, Law, law_of
+from enumeration import Law, ScriptedChoices, law_of
 
-from draftwood.core.records import Layer, Outcome
+from draftwood.core.records import BeamLayer, Outcome
 from draftwood.errors import ConfigurationError
 from draftwood.sampling.distributions import Streams
 from draftwood.sampling.params import SamplingParams
@@ -84,11 +84,11 @@ def two_layers(replacement: bool, rule: WidthRule, drafted: int, seed: int) -> t
     def target(alive: list[int]) -> Joint:
         return random_joint(vocab, vocab, 20 + seed).restrict(alive)
 
-    def finish(layer: Layer, scripted: Scripted) -> Beams:
+    def finish(layer: BeamLayer, scripted: Scripted) -> Beams:
         alive = sorted(token for _, token in layer.distinct)
         return tuple(sample_layer(target(alive), rule.fixed or 1, scripted, replacement).beams)
 
-    def speculative(choices: Choices) -> Beams:
+    def speculative(choices: ScriptedChoices) -> Beams:
         scripted = Scripted(choices)
         first = root_q.draws(drafted, scripted, replacement)
         nodes = sorted({token for _, token in first})
@@ -100,7 +100,7 @@ def two_layers(replacement: bool, rule: WidthRule, drafted: int, seed: int) -> t
         alive = sorted(token for _, token in layer.distinct)
         return tuple(verify_layer(second, q, target(alive), alive, rule, scripted, replacement).beams)
 
-    def plain(choices: Choices) -> Beams:
+    def plain(choices: ScriptedChoices) -> Beams:
         scripted = Scripted(choices)
         return finish(sample_layer(root_p, rule.fixed or 1, scripted, replacement), scripted)
 
@@ -139,7 +139,7 @@ def test_algorithm_as_indented_is_biased() -> None:
 
     def literal(
         draws: list[Outcome], q: Joint, p: Joint, parents: list[int], rule: WidthRule, scripted: Scripted, _: bool
-    ) -> Layer:
+    ) -> BeamLayer:
         table = p.table()
         drawn = q.table()
         beams = [draws[0]] if scripted.coin(min(1.0, table[draws[0]] / drawn[draws[0]])) else []
@@ -148,7 +148,7 @@ def test_algorithm_as_indented_is_biased() -> None:
             beams.append(p.support.name(scripted.pick(rest)))
         while len(beams) < 2:
             beams.append(p.support.name(scripted.pick(p.prob)))
-        return Layer(2, beams, 0, [], False)
+        return BeamLayer(2, beams, 0, [], False)
 
     p, q = random_joint(2, 2, 1), random_joint(2, 2, 101)
     assert excess(layer_law(p, q, 2, WidthRule(fixed=2), [0, 1], verify=literal), p, True) > 0.05
@@ -171,7 +171,7 @@ def test_width_from_survivors_is_biased_only_without_replacement() -> None:
 
 def test_combinations_without_exact_rule_are_refused() -> None:
     p = q = random_joint(2, 2, 1)
-    choices = Scripted(Choices([]))
+    choices = Scripted(ScriptedChoices([]))
     with pytest.raises(ConfigurationError, match="survive"):
         verify_layer([(0, 0)], q, p, [0, 1], WidthRule(draws="surviving"), choices, False)
     with pytest.raises(ConfigurationError, match="distinct"):

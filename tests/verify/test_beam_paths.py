@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import networkx
 import pytest
-from enumeration import Choices, law_of
+from enumeration import ScriptedChoices, law_of
 
 Beam: TypeAlias = tuple[int, ...]
 Joint: TypeAlias = dict[Beam, float]
@@ -48,11 +48,11 @@ def joint(law: Model, beams: Iterable[Beam]) -> Joint:
     return scaled({(*beam, x): weight(beam) * law(beam)[x] for beam in sorted(set(beams)) for x in range(VOCAB)})
 
 
-def draw(choices: Choices, law: Joint) -> Beam:
+def draw(choices: ScriptedChoices, law: Joint) -> Beam:
     return list(law)[choices.choose(list(law.values()))]
 
 
-def completed(choices: Choices, p: Model, layers: Layers, begun: tuple[Beam, ...], width: int) -> Layers:
+def completed(choices: ScriptedChoices, p: Model, layers: Layers, begun: tuple[Beam, ...], width: int) -> Layers:
     """So many layers in all, the one that was begun first; each is `width` draws given the one before."""
     while len(layers) < LAYERS:
         law = joint(p, layers[-1] if layers else [()])
@@ -62,7 +62,7 @@ def completed(choices: Choices, p: Model, layers: Layers, begun: tuple[Beam, ...
 
 
 def round_of(
-    choices: Choices, p: Model, q: Model, width: int, draws: int, carry: Carry
+    choices: ScriptedChoices, p: Model, q: Model, width: int, draws: int, carry: Carry
 ) -> tuple[int, tuple[tuple[Beam, ...], ...]]:
     """Accepted layers of one round, and all layers with what plain beam sampling adds."""
     drafted: list[list[Beam]] = []
@@ -110,7 +110,7 @@ def most_layers(seed: int, width: int, draws: int) -> float:
     """
     p, q = model(seed), model(100 + seed)
 
-    def some(choices: Choices, law: Model, count: int) -> Layers:
+    def some(choices: ScriptedChoices, law: Model, count: int) -> Layers:
         layers: Layers = []
         for _ in range(LAYERS):
             following = joint(law, layers[-1] if layers else [()])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from enumeration import Choices, EnumeratedRandomness, law_of, sequences
+from enumeration import EnumeratedRandomness, ScriptedChoices, law_of, sequences
 from tabular import exact_law, total_variation
 from torch import Tensor
 
@@ -71,7 +71,7 @@ def planted(roots: Sequence[int]) -> Forest:
     return forest
 
 
-def grown(forest: Forest, choices: Choices, tree: Sequence[int], replacement: bool) -> Tensor:
+def grown(forest: Forest, choices: ScriptedChoices, tree: Sequence[int], replacement: bool) -> Tensor:
     """Draft a k-configuration below every root; returns the target's logits of all nodes."""
     layer = list(forest.roots)
     for width in tree:
@@ -86,7 +86,7 @@ def grown(forest: Forest, choices: Choices, tree: Sequence[int], replacement: bo
 class Script:
     """Streams whose numbers are only compared with chances."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: ScriptedChoices) -> None:
         self.choices = choices
 
     def uniform(self, purpose: str) -> "Script":
@@ -96,7 +96,7 @@ class Script:
         return self.choices.coin(chance)
 
 
-def verified(choices: Choices, roots: Sequence[int], tree: Sequence[int], replacement: bool) -> tuple[int, int]:
+def verified(choices: ScriptedChoices, roots: Sequence[int], tree: Sequence[int], replacement: bool) -> tuple[int, int]:
     """(kept root's token, accepted drafts); what comes after them is left out."""
     forest = planted(roots)
     logits = grown(forest, choices, tree, replacement)
@@ -138,7 +138,7 @@ def test_the_bias_is_the_papers_formula(
     """P_out(t) = P(t) P_acc(... | t): the kept root's law, all draws and coins enumerated."""
     p = law_after(TARGET, PROMPT)
 
-    def experiment(choices: Choices) -> int:
+    def experiment(choices: ScriptedChoices) -> int:
         roots = list(dict.fromkeys(sequences(choices, p, count, not distinct)))
         return verified(choices, roots, tree, replacement)[0]
 
@@ -173,7 +173,7 @@ def test_equal_lengths_leave_no_bias() -> None:
 def test_one_root_gives_rejections_verdict() -> None:
     for seed in range(30):
         forest = planted([2])
-        logits = grown(forest, Choices([seed % 3, 0, seed % 2]), (2, 1), False)
+        logits = grown(forest, ScriptedChoices([seed % 3, 0, seed % 2]), (2, 1), False)
         params = SamplingParams(temperature=0.8, top_k=2 if seed % 2 else 0)
         target = Distributions(forest, logits, params)
         assert Initialised(1)(forest, target, Streams(seed)) == Rejection()(forest, target, Streams(seed))
@@ -183,7 +183,7 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
     """W chains, roots verified one after the other with residuals: exact; drawn from the target, the first one wins."""
     p = law_after(TARGET, PROMPT)
 
-    def experiment(choices: Choices) -> tuple[int, int]:
+    def experiment(choices: ScriptedChoices) -> tuple[int, int]:
         forest = Forest.from_prompt(PROMPT)
         logits = grown(forest, choices, (2, 1), False)
         verdict = Rejection()(forest, Distributions(forest, logits, SamplingParams()), Script(choices))  # type: ignore[arg-type]

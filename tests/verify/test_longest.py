@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from enumeration import Choices, EnumeratedRandomness, law_of, sequences
+from enumeration import EnumeratedRandomness, ScriptedChoices, law_of, sequences
 from tabular import exact_law, total_variation
 from test_initialised import DRAFT, PROMPT, TARGET, VOCAB, Script, grown, law_after, planted
 from torch import Tensor
@@ -57,18 +57,18 @@ def as_released(forest: Forest, roots: Sequence[int], tree: Sequence[int], p: Se
 
 @pytest.mark.parametrize(("count", "tree"), [(1, (1,)), (1, (2,)), (1, (1, 1, 1)), (1, (2, 1)), (2, (2,))])
 def test_the_law_is_that_of_the_released_procedure(count: int, tree: tuple[int, ...]) -> None:
-    def drafted(choices: Choices) -> tuple[Forest, Tensor]:
+    def drafted(choices: ScriptedChoices) -> tuple[Forest, Tensor]:
         forest = planted(list(dict.fromkeys(sequences(choices, law_after(TARGET, PROMPT), count, False))))
         return forest, grown(forest, choices, tree, False)
 
-    def verified(choices: Choices) -> tuple[int, ...]:
+    def verified(choices: ScriptedChoices) -> tuple[int, ...]:
         forest, logits = drafted(choices)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(longest, "draw", lambda rest, script: choices.choose(rest.tolist()))
             verdict = LongestPath(1)(forest, Distributions(forest, logits, SamplingParams()), Script(choices))  # type: ignore[arg-type]
         return (*(forest.token[node] for node in forest.path(verdict.parent[0])), verdict.token[0])
 
-    def released(choices: Choices) -> tuple[tuple[tuple[int, ...], float], ...]:
+    def released(choices: ScriptedChoices) -> tuple[tuple[tuple[int, ...], float], ...]:
         forest, logits = drafted(choices)
         return tuple(as_released(forest, forest.roots, tree, logits.exp().unbind()).items())
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import draftwood
-from draftwood.eval.running import Plan, Runner
+from draftwood.eval.running import EvalPlan, Runner
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
@@ -23,7 +23,7 @@ def test_acceptance_and_scores_are_those_of_the_reference(task: str) -> None:
     asked = parse(task)
     tree = {"name": "mcsd", "tree": [4, 3, 1, 1], "initial": 2}
     methods = [Method.parse({**tree, "verify": verify}) for verify in ("longest", "longest-root")]
-    plan = Plan(methods, [(asked, asked.instances(ITEMS))], SamplingParams(temperature=0.7), range(1))
+    plan = EvalPlan(methods, [(asked, asked.instances(ITEMS))], SamplingParams(temperature=0.7), range(1))
     runner = Runner(draftwood.load(), plan)
     records = [runner.record(job) for job in plan.jobs()]
     sums = [[each for each in records if each["method"] == number] for number in (0, 1)]

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from enumeration import Choices, law_of, sequences
+from enumeration import ScriptedChoices, law_of, sequences
 from torch import Tensor
 
 from draftwood import SamplingParams
@@ -21,7 +21,7 @@ LENGTH = 3  # tokens of which the law is compared; a round that gives fewer is c
 END = 0
 
 Law = Callable[[tuple[int, ...]], Tensor]
-Draft = Callable[[Choices, Forest], None]
+Draft = Callable[[ScriptedChoices, Forest], None]
 
 
 @cache
@@ -49,7 +49,7 @@ def drafts(
 ) -> Draft:
     """Each model grows its own tree, as `ModelDrafter` does; with `points` every node also gets the token 1."""
 
-    def draft(choices: Choices, forest: Forest) -> None:
+    def draft(choices: ScriptedChoices, forest: Forest) -> None:
         frontiers = [forest.roots for _ in models]
         shown: Sequence[int] = forest.roots
         for width in widths:
@@ -73,7 +73,7 @@ def drafts(
 class Script:
     """Stands in for the streams: comparing a number with a chance is a coin of the enumeration."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: ScriptedChoices) -> None:
         self.choices = choices
 
     def uniform(self, purpose: str) -> Script:
@@ -90,7 +90,7 @@ def scripted_draws(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "draw", lambda rest, script: script.choices.choose(rest.tolist()))
 
 
-def outcome(choices: Choices, p: Law, draft: Draft, verify: Verifier, end: frozenset[int]) -> tuple[int, ...]:
+def outcome(choices: ScriptedChoices, p: Law, draft: Draft, verify: Verifier, end: frozenset[int]) -> tuple[int, ...]:
     """The tokens of one round."""
     forest = Forest.from_prompt([1], end=end)
     draft(choices, forest)
@@ -102,7 +102,7 @@ def outcome(choices: Choices, p: Law, draft: Draft, verify: Verifier, end: froze
 def off(p: Law, vocab: int, draft: Draft, verify: Verifier, end: frozenset[int] = frozenset()) -> float:
     """Largest difference between the law of `LENGTH` tokens and the target's; a text ends behind an end token."""
 
-    def experiment(choices: Choices) -> tuple[int, ...]:
+    def experiment(choices: ScriptedChoices) -> tuple[int, ...]:
         tokens = outcome(choices, p, draft, verify, end)
         while len(tokens) < LENGTH:
             tokens = (*tokens, choices.choose(p(tokens).tolist()))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from enumeration import Choices, emitted, law_of, random_law, sequences
+from enumeration import ScriptedChoices, emitted, law_of, random_law, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
@@ -146,7 +146,7 @@ def test_shared_noise_is_biased(seed: int) -> None:
 class Script:
     """Stands in for the streams of `Rejection`: comparing a number with a chance is a coin of the enumeration."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: ScriptedChoices) -> None:
         self.choices = choices
 
     def uniform(self, purpose: str) -> "Script":
@@ -181,7 +181,7 @@ def test_whole_tree_law(
     def q(prefix: tuple[int, ...]) -> Tensor:
         return random_law(vocab, 5000 + sum((t + 1) * 10**i for i, t in enumerate(prefix)))
 
-    def experiment(choices: Choices) -> tuple[int, int]:
+    def experiment(choices: ScriptedChoices) -> tuple[int, int]:
         forest = Forest.from_prompt([0])
         layer = forest.roots
         for width in widths:

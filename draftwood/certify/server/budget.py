@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftwood.util.config import Count
+
 PANEL = "Checks of a server (--url)"
-Count = Annotated[int, Field(ge=1)]
 ROUNDING = {"float32": 0.002, "float16": 0.05, "bfloat16": 0.15}  # nats, of the difference of two log-probabilities
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.certify.server.evidence import Law
+from draftwood.certify.server.evidence import ClaimedLaw
 
 REST = "\0the rest"  # the outcome "a token that is not among those reported"
 SPECIAL = re.compile(r"(<[^\s<>]*>)?")  # spellings of tokens that have no text; not all servers report one that ends it
@@ -25,8 +25,8 @@ MIN_CHOICE = 1e-4  # of the second outcome; a law that leaves no choice says not
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asked for, as far as it changes the law of a token."""
+class LawOptions:
+    """The options of a request that change the law of a token."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -68,8 +68,8 @@ def most_probable(top: Mapping[str, float], count: int) -> list[tuple[str, float
 
 
 def claimed(
-    top: Mapping[str, float], count: int, asked: Asked, prompt: str, before: Sequence[str]
-) -> tuple[Law, bool] | None:
+    top: Mapping[str, float], count: int, options: LawOptions, prompt: str, before: Sequence[str]
+) -> tuple[ClaimedLaw, bool] | None:
     """(law, whether it is that of all tokens); None where what was reported does not tell it.
 
     `top` are log-probabilities of the model before all that was `asked`, of `count` tokens; `before` are the tokens
@@ -80,23 +80,23 @@ def claimed(
     names = [name for name, _ in best]
     logs = np.array([value for _, value in best])
     p = np.exp(logs)
-    if asked.truncates:
-        kept = _kept(p, asked)
+    if options.truncates:
+        kept = _kept(p, options)
         return None if kept is None else _law(names[:kept], logs[:kept], kept < len(p))
-    if asked.penalises:  # tokens of the prompt may count or not, so the law is taken among those that are none of its
+    if options.penalises:  # tokens of the prompt may count or not, so the law is taken among those that are none of its
         known = [i for i, name in enumerate(names) if (name.strip() or name) not in prompt]
         made = Counter(before)
         names, logs = [names[i] for i in known], logs[known]
         logs = logs - [
-            asked.presence_penalty * (made[name] > 0) + asked.frequency_penalty * made[name] for name in names
+            options.presence_penalty * (made[name] > 0) + options.frequency_penalty * made[name] for name in names
         ]
-    logs = logs + [asked.bias.get(name, 0.0) for name in names]
-    if asked == Asked():
+    logs = logs + [options.bias.get(name, 0.0) for name in names]
+    if options == LawOptions():
         return _law([*names, REST], np.append(logs, math.log(max(MIN_REST, 1 - float(p.sum())))), True)
-    return _law(names, logs / asked.temperature, False)
+    return _law(names, logs / options.temperature, False)
 
 
-def _law(names: Sequence[str], logs: Any, whole: bool) -> tuple[Law, bool] | None:
+def _law(names: Sequence[str], logs: Any, whole: bool) -> tuple[ClaimedLaw, bool] | None:
     ordinary = [i for i, name in enumerate(names) if not SPECIAL.fullmatch(name)]
     if len(ordinary) < 2:
         return None
@@ -107,20 +107,20 @@ def _law(names: Sequence[str], logs: Any, whole: bool) -> tuple[Law, bool] | Non
     order = np.argsort(-p, kind="stable")
     if p[order[1]] < MIN_CHOICE:
         return None
-    return Law([names[i] for i in order], p[order]), whole
+    return ClaimedLaw([names[i] for i in order], p[order]), whole
 
 
-def _kept(p: Any, asked: Asked) -> int | None:
+def _kept(p: Any, options: LawOptions) -> int | None:
     """How many of the most probable tokens remain, of those reported; None where rounding may decide."""
-    k = asked.top_k or len(p)
+    k = options.top_k or len(p)
     bounds = [k] if k < len(p) else []
-    if asked.top_p < 1:
+    if options.top_p < 1:
         sums = np.cumsum(p)
-        if (np.abs(sums - asked.top_p) < MARGIN * (1 - asked.top_p)).any():
+        if (np.abs(sums - options.top_p) < MARGIN * (1 - options.top_p)).any():
             return None
-        bounds.append(int((sums < asked.top_p).sum()) + 1)
-    if asked.min_p:
-        least = asked.min_p * p[0]
+        bounds.append(int((sums < options.top_p).sum()) + 1)
+    if options.min_p:
+        least = options.min_p * p[0]
         if (np.abs(p / least - 1) < MARGIN).any():
             return None
         bounds.append(int((p >= least).sum()))

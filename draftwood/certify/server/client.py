@@ -20,13 +20,13 @@ from draftwood.certify.server.budget import Limits
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.util.jsonl import Journal
 from draftwood.util.safe_parsing import parse_json, short_repr
+from draftwood.util.server_events import server_events
 
 MAX_ANSWER_BYTES = 16 << 20
 TRIES = 4  # of a request, where the server is busy or a connection breaks
 PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 BROKEN = "broken stream of"  # the journal's record that streams are not asked for any more
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses of answers that may come out otherwise a little later
-NOT_THERE = {404, 405, 501}  # statuses of endpoints that a server does not have
 
 
 class Refused(DraftwoodError):
@@ -46,7 +46,7 @@ class NoCompletion(DraftwoodError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """One text: its tokens as the server spells them, their log-probabilities and those of the most probable ones."""
 
     text: str
@@ -66,7 +66,7 @@ class Side(Protocol):
 
     name: str
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[ServerAnswer]]:
         """The texts of requests that run at once; each has the fields of /v1/completions, and `tag`."""
 
 
@@ -92,7 +92,7 @@ class Server:
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
         self._began = self._next = time.monotonic()
-        self.asked = 0  # requests, tries included
+        self.requests_made = 0  # requests, tries included
         self.answered = 0  # requests for texts, by the server or the journal
         self.broken_stream = ""  # why streams are not asked for any more, where one broke off
         self._kept: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class Server:
             self._kept = {record["key"]: record["answer"] for record in self.journal.recovered()}
             self.broken_stream = self._kept.get(f"{BROKEN} {self.url}", "")
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[ServerAnswer]]:
         if len(requests) == 1:
             return [self._one(requests[0])]
         with ThreadPoolExecutor(min(len(requests), self.limits.concurrency)) as pool:
@@ -117,7 +117,7 @@ class Server:
         """The document that a request is answered with; Refused with the server's reason where it is not."""
         return _document(self._sent("POST", path, json.dumps(body).encode()))
 
-    def _one(self, request: Mapping[str, Any]) -> list[Answer]:
+    def _one(self, request: Mapping[str, Any]) -> list[ServerAnswer]:
         fields = {name: value for name, value in {**self.fixed, **request}.items() if name != "tag"}
         key = hashlib.sha256(json.dumps([self.url, self.chat, request.get("tag"), fields]).encode()).hexdigest()
         if key not in self._kept:
@@ -128,9 +128,9 @@ class Server:
                     self.journal.add({"key": key, "answer": answers})
         with self._lock:
             self.answered += 1
-        return [Answer(**one) for one in self._kept[key]]
+        return [ServerAnswer(**one) for one in self._kept[key]]
 
-    def _completion(self, fields: dict[str, Any]) -> list[Answer]:
+    def _completion(self, fields: dict[str, Any]) -> list[ServerAnswer]:
         body = {**({"model": self.model} if self.model else {}), **fields}
         if self.chat:
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
@@ -212,9 +212,9 @@ class Server:
     def _turn(self) -> None:
         """Wait for this request's turn; NotAsked where no more may be made."""
         with self._lock:
-            if self.asked >= self.limits.requests:
+            if self.requests_made >= self.limits.requests:
                 raise NotAsked(f"{self.limits.requests:,} requests were made; allow more with --max-requests")
-            self.asked += 1
+            self.requests_made += 1
             start = max(time.monotonic(), self._next)
             self._next = start + (1 / self.limits.rate if self.limits.rate else 0)
         self._wait(start - time.monotonic())
@@ -249,42 +249,42 @@ def _document(data: bytes) -> Any:
         raise NoCompletion(f"an answer is no JSON ({error})") from None
 
 
-def _whole(document: Any) -> list[Answer]:
+def _whole(document: Any) -> list[ServerAnswer]:
     usage = document.get("usage") or {}
     read, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
     choices = sorted(document["choices"], key=lambda choice: int(choice.get("index", 0)))
     return [replace(_answer(choice), prompt_tokens=read, completion_tokens=made) for choice in choices]
 
 
-def _answer(choice: Mapping[str, Any]) -> Answer:
+def _answer(choice: Mapping[str, Any]) -> ServerAnswer:
     """A choice of an answer, or of one chunk of a stream, of either endpoint."""
     message = choice.get("message") or choice.get("delta") or {}
     text = choice["text"] if "text" in choice else message.get("content") or ""
     tokens: list[str] = []
     logprobs: list[float] = []
     top: list[dict[str, float]] = []
-    found = choice.get("logprobs") or {}
-    if found.get("content") is not None:
-        for one in found["content"]:
+    logprob_fields = choice.get("logprobs") or {}
+    if logprob_fields.get("content") is not None:
+        for one in logprob_fields["content"]:
             best = {other["token"]: float(other["logprob"]) for other in one["top_logprobs"]}
             tokens.append(one["token"])
             logprobs.append(float(one["logprob"]))
             top.append({one["token"]: float(one["logprob"])} | best)
-    elif found.get("token_logprobs") is not None:
-        rows = found.get("top_logprobs") or [{}] * len(found["tokens"])
-        for token, logprob, best in zip(found["tokens"], found["token_logprobs"], rows, strict=True):
+    elif logprob_fields.get("token_logprobs") is not None:
+        rows = logprob_fields.get("top_logprobs") or [{}] * len(logprob_fields["tokens"])
+        for token, logprob, best in zip(logprob_fields["tokens"], logprob_fields["token_logprobs"], rows, strict=True):
             tokens.append(token)
             logprobs.append(float(logprob))
             top.append({token: float(logprob)} | {str(name): float(value) for name, value in (best or {}).items()})
     ids, read = choice.get("token_ids") or (), choice.get("prompt_token_ids") or ()
-    return Answer(text, tokens, logprobs, top, choice.get("finish_reason"), ids=ids, prompt_ids=read)
+    return ServerAnswer(text, tokens, logprobs, top, choice.get("finish_reason"), ids=ids, prompt_ids=read)
 
 
-def _streamed(data: bytes) -> list[Answer]:
+def _streamed(data: bytes) -> list[ServerAnswer]:
     """The text of a stream of one text; a token's place is counted in its chunk."""
     parts = [_answer(choice) for chunk in _events(data) for choice in chunk.get("choices", ())]
     return [
-        Answer(
+        ServerAnswer(
             "".join(part.text for part in parts),
             [token for part in parts for token in part.tokens],
             [value for part in parts for value in part.logprobs],
@@ -298,11 +298,8 @@ def _streamed(data: bytes) -> list[Answer]:
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON documents of server-sent events."""
-    for line in data.decode("utf-8", "replace").splitlines():
-        kind, _, rest = line.partition(":")
-        if kind == "data" and rest.strip() != "[DONE]":
-            event = parse_json(rest, finite=False)
-            if event.get("error"):
-                raise ValueError(str(event["error"]))
-            yield event
+    """The documents of a streamed answer; ValueError where one is an error."""
+    for event in server_events(data.splitlines(), finite=False):
+        if event.get("error"):
+            raise ValueError(str(event["error"]))
+        yield event

@@ -29,7 +29,7 @@ POWER, REPLICAS = 0.9, 40  # probability with which a distance would be seen, ov
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class ClaimedLaw:
     """The claimed law of a token, most probable first: names of its outcomes and their probabilities, all above 0."""
 
     names: Sequence[str]
@@ -72,7 +72,7 @@ class Evidence:
     def against(self) -> bool:
         return self.seen_after is not None
 
-    def add(self, law: Law, token: str, context: Hashable, place: Hashable = 0) -> None:
+    def add(self, law: ClaimedLaw, token: str, context: Hashable, place: Hashable = 0) -> None:
         """A token that was drawn in a context (equal contexts have equal laws), at a place of a round or a text."""
         self.draws += 1
         if token not in law.names:
@@ -91,8 +91,8 @@ class Evidence:
         powers = p[None] ** TILTS[:, None]
         return np.log(powers[:, x] / powers.sum(1) / p[x])  # type: ignore[no-any-return]
 
-    def _context(self, law: Law, x: int, context: Hashable) -> list[float]:
-        """What was drawn in the same context before, mixed with the claim."""
+    def _context(self, law: ClaimedLaw, x: int, context: Hashable) -> list[float]:
+        """Bets on the tokens that were drawn in the same context before, mixed with the claim."""
         counts = self._contexts[context]
         total, seen = sum(counts[name] for name in law.names), counts[law.names[x]]
         counts[law.names[x]] += 1
@@ -110,7 +110,7 @@ class Evidence:
             bins[slot] += 1
         return stakes
 
-    def _ratio(self, law: Law, x: int) -> float:
+    def _ratio(self, law: ClaimedLaw, x: int) -> float:
         """How much more often than claimed each token was drawn before, in all contexts."""
         ratios = np.array(
             [(self._observed[name] + RATIO_WEIGHT) / (self._expected[name] + RATIO_WEIGHT) for name in law.names]
@@ -191,7 +191,7 @@ class TwoSamples:
         context: Hashable,
         one: Sequence[Hashable],
         other: Sequence[Hashable],
-        law: Law | None = None,
+        law: ClaimedLaw | None = None,
         names: Sequence[str] = (),
     ) -> None:
         """A pair of outcomes under one context, each in all views; `law` is about that of the first tokens `names`."""
@@ -253,7 +253,7 @@ def _least_seen(p: Row, evidence: Callable[[Row], Row], bets: int, risk: float) 
 
     `evidence` simulates the logarithms of some stakes [.., N] of a server with other laws; `bets` share the stake.
     """
-    found = []
+    distances = []
     for powers in (SHARPER, FLATTER):
         for power in powers:
             q = tilted(p, power)
@@ -265,8 +265,8 @@ def _least_seen(p: Row, evidence: Callable[[Row], Row], bets: int, risk: float) 
                 if missed > (1 - POWER) * REPLICAS:
                     break
             else:
-                found.append(float(0.5 * np.abs(q - p).sum(1).mean()))
+                distances.append(float(0.5 * np.abs(q - p).sum(1).mean()))
                 break
         else:
             return None
-    return max(found)
+    return max(distances)

@@ -1,4 +1,4 @@
-"""What requests may ask for besides laws: seeds, limits, stop strings, several texts, streams, biases, and scores."""
+"""Checks of a server's other options: seeds, limits, stop strings, several texts, streams, biases, and scores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftwood.certify.checks import Advance, Check
-from draftwood.certify.server.claims import Asked, most_probable
-from draftwood.certify.server.client import Answer, Refused
+from draftwood.certify.server.claims import LawOptions, most_probable
+from draftwood.certify.server.client import Refused, ServerAnswer
 from draftwood.certify.server.evidence import Evidence
 from draftwood.certify.server.greedy import Difference, first_difference
 from draftwood.certify.server.sampled import LawCheck, bet, law_check, verdict
@@ -51,7 +51,7 @@ def seed_check(subject: Subject, advance: Advance) -> Check:
     return Check(name, "PASS" if same == total else "FAIL", reason, {"texts": total, "same": same, "in_batch": batched})
 
 
-def limit_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) -> Check:
+def limit_check(subject: Subject, greedy: Sequence[ServerAnswer], advance: Advance) -> Check:
     """Texts of 1 to 8 tokens have so many, and begin as the longer ones do."""
     wrong: list[str] = []
     for prompt, whole in list(zip(subject.prompts, greedy, strict=False))[:PROMPTS]:
@@ -69,7 +69,7 @@ def limit_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) ->
     return _all_right("max_tokens", wrong, "texts of 1 to 8 tokens have so many and begin as longer ones")
 
 
-def stop_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) -> Check:
+def stop_check(subject: Subject, greedy: Sequence[ServerAnswer], advance: Advance) -> Check:
     """Texts end right before a stop string that lies across tokens, and say so."""
     wrong: list[str] = []
     tried = 0
@@ -92,7 +92,7 @@ def stop_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) -> 
     return _all_right("stop strings", wrong, f"{tried} texts end before their stop string")
 
 
-def stream_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) -> Check:
+def stream_check(subject: Subject, greedy: Sequence[ServerAnswer], advance: Advance) -> Check:
     """Streamed texts are those that come whole."""
     wrong: list[str] = []
     for prompt, whole in list(zip(subject.prompts, greedy, strict=False))[:PROMPTS]:
@@ -105,10 +105,10 @@ def stream_check(subject: Subject, greedy: Sequence[Answer], advance: Advance) -
     return _all_right("streams", wrong, "streamed texts are those that come whole")
 
 
-def _tie(subject: Subject, prompt: str, one: Answer, whole: Answer) -> bool:
+def _tie(subject: Subject, prompt: str, one: ServerAnswer, whole: ServerAnswer) -> bool:
     """Whether two texts part at a tie within rounding."""
-    found: Difference | None = first_difference(prompt, one, whole)
-    return found is not None and found.explained(subject.tolerance)
+    difference: Difference | None = first_difference(prompt, one, whole)
+    return difference is not None and difference.explained(subject.tolerance)
 
 
 def _all_right(name: str, wrong: Sequence[str], right: str) -> Check:
@@ -119,7 +119,7 @@ def _all_right(name: str, wrong: Sequence[str], right: str) -> Check:
 
 def choices_check(subject: Subject, number: int, advance: Advance) -> Check:
     """The texts of one request are so many, differ, and follow the law each."""
-    check = LawCheck("n", Asked())
+    check = LawCheck("n", LawOptions())
     evidence = Evidence(number)
     counts: set[int] = set()
     distinct = 0
@@ -140,7 +140,7 @@ def choices_check(subject: Subject, number: int, advance: Advance) -> Check:
         distinct += len({answer.text for answer in answers}) > 1
         for answer in answers if subject.count else ():
             for place in range(len(answer.tokens)):
-                bet(subject, evidence, Asked(), request["prompt"], answer, place)
+                bet(subject, evidence, LawOptions(), request["prompt"], answer, place)
         advance()
         if evidence.against or counts != {CHOICES}:
             break
@@ -172,7 +172,7 @@ def bias_check(subject: Subject, number: int, advance: Advance) -> Check:
             name, "N/A", "token ids cannot be learnt: the server has no /tokenize, or biases are without effect"
         )
     bias = dict(zip(chosen, (-3.0, 3.0), strict=True))
-    return law_check(subject, LawCheck(name, Asked(bias=bias)), number, advance)
+    return law_check(subject, LawCheck(name, LawOptions(bias=bias)), number, advance)
 
 
 def logprob_check(subject: Subject, advance: Advance) -> Check:

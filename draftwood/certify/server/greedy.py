@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.certify.checks import Check, Verdict
+from draftwood.certify.checks import Check, CheckVerdict
 from draftwood.certify.server.budget import ROUNDING
 from draftwood.certify.server.claims import most_probable
-from draftwood.certify.server.client import Answer
+from draftwood.certify.server.client import ServerAnswer
 from draftwood.certify.server.subject import Subject
 
 REPEATS = 2  # of each greedy request alone, beside one in a batch
@@ -47,7 +47,7 @@ class Difference:
         return self.moved <= tolerance
 
 
-def first_difference(prompt: str, one: Answer, other: Answer) -> Difference | None:
+def first_difference(prompt: str, one: ServerAnswer, other: ServerAnswer) -> Difference | None:
     """The first token at which two texts of a prompt differ; None where they are the same as far as both go.
 
     Where one ended instead, which has no spelling, the other's next best token stands for the end.
@@ -67,7 +67,7 @@ def first_difference(prompt: str, one: Answer, other: Answer) -> Difference | No
     return Difference(prompt, place, (ours[place], theirs[place]), gaps, (one.text, other.text))
 
 
-def _gap(answer: Answer, place: int, token: str | None) -> float:
+def _gap(answer: ServerAnswer, place: int, token: str | None) -> float:
     """How far a token lies below the answer's own, at least; infinite where nothing is reported."""
     if place >= len(answer.top) or len(answer.top[place]) < 2:
         return math.inf
@@ -78,21 +78,21 @@ def _gap(answer: Answer, place: int, token: str | None) -> float:
     return own - values.get(token, min(values.values()))
 
 
-def margins(one: Answer, other: Answer) -> list[tuple[float, float]]:
+def margins(one: ServerAnswer, other: ServerAnswer) -> list[tuple[float, float]]:
     """How far apart both have the first one's two best tokens, at each position before they part."""
-    found = []
+    apart = []
     for i, (a, b) in enumerate(zip(one.top, other.top, strict=False)):
         values = {spelled(name): value for name, value in b.items()}
         best = [(spelled(name), value) for name, value in most_probable(a, 2)]
         if len(best) == 2 and best[0][1] - best[1][1] < MAX_GAP and all(name in values for name, _ in best):
             (x, p), (y, q) = best
-            found.append((p - q, values[x] - values[y]))
+            apart.append((p - q, values[x] - values[y]))
         if i < min(len(one.tokens), len(other.tokens)) and spelled(one.tokens[i]) != spelled(other.tokens[i]):
             break
-    return found
+    return apart
 
 
-def repeat_check(subject: Subject) -> tuple[Check, list[Answer]]:
+def repeat_check(subject: Subject) -> tuple[Check, list[ServerAnswer]]:
     """The same greedy requests alone and in a batch; sets `subject.noise`. Returns the texts that ran alone, too."""
     name = "greedy text, repeated and in batches"
     prompts = subject.prompts[:TEXTS]
@@ -107,7 +107,7 @@ def repeat_check(subject: Subject) -> tuple[Check, list[Answer]]:
         for other in (*texts[1:], batched)
     ]
     moves = [abs(a - b) for _, one, other in pairs for a, b in margins(one, other)]
-    differences = [found for pair in pairs if (found := first_difference(*pair)) is not None]
+    differences = [difference for pair in pairs if (difference := first_difference(*pair)) is not None]
     subject.noise = max(moves, default=0.0)
     limit = ROUNDING[subject.budget.precision]
     wrong = [one for one in differences if not one.explained(2 * limit)]
@@ -122,11 +122,11 @@ def repeat_check(subject: Subject) -> tuple[Check, list[Answer]]:
         )
     elif beyond:
         reason += f", more than rounding of {subject.budget.precision}"
-    verdict: Verdict = "PASS" if not beyond else "FAIL" if subject.count else "N/A"
+    verdict: CheckVerdict = "PASS" if not beyond else "FAIL" if subject.count else "N/A"
     return Check(name, verdict, reason, _figures(differences, 2 * limit, moves)), [texts[0] for texts in alone]
 
 
-def choice_check(subject: Subject, answers: Sequence[Answer]) -> Check:
+def choice_check(subject: Subject, answers: Sequence[ServerAnswer]) -> Check:
     """Every greedy token is the most probable one by the log-probabilities that are reported with it."""
     name = "greedy choice by its own log-probabilities"
     if not subject.count:
@@ -138,7 +138,7 @@ def choice_check(subject: Subject, answers: Sequence[Answer]) -> Check:
     return Check(name, "FAIL" if wrong else "PASS", reason, {"tokens": len(gaps), "wrong": len(wrong)})
 
 
-def against_checks(subject: Subject, answers: Sequence[Answer]) -> list[Check]:
+def against_checks(subject: Subject, answers: Sequence[ServerAnswer]) -> list[Check]:
     """The greedy texts beside another server's: where they part, and whether both compute with the same weights."""
     assert subject.rival is not None
     names = "greedy text, against the other", "weights, against the other"
@@ -154,7 +154,7 @@ def against_checks(subject: Subject, answers: Sequence[Answer]) -> list[Check]:
         reason = f"{same} of {len(prompts)} texts are the same; without log-probabilities no difference can be judged"
         return [Check(names[0], "PASS" if same == len(prompts) else "N/A", reason), Check(names[1], "N/A", reason)]
     pairs = list(zip(prompts, answers, theirs, strict=True))
-    differences = [found for pair in pairs if (found := first_difference(*pair)) is not None]
+    differences = [difference for pair in pairs if (difference := first_difference(*pair)) is not None]
     wrong = [one for one in differences if not one.explained(subject.tolerance)]
     moves = [abs(a - b) for _, one, other in pairs for a, b in margins(one, other)]
     reason = f"{len(pairs) - len(differences)} of {len(pairs)} texts are the same"

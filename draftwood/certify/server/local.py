@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftwood.certify.server.client import Answer
+from draftwood.certify.server.client import ServerAnswer
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.explain.text import spelling
@@ -24,11 +24,11 @@ class LocalModel:
         self.engine, self.name = engine, str(engine.names.get("target", "the model"))
         self._spell = spelling(engine.tokenizer)
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[list[ServerAnswer]]:
         """The texts of requests, one after another."""
         return [[self._one(request)] for request in requests]
 
-    def _one(self, request: Mapping[str, Any]) -> Answer:
+    def _one(self, request: Mapping[str, Any]) -> ServerAnswer:
         given = {name: value for name, value in request.items() if name in SamplingParams.model_fields}
         given["logit_bias"] = {int(token): value for token, value in given.get("logit_bias", {}).items()}
         result = self.engine.generate(
@@ -45,4 +45,4 @@ class LocalModel:
             for word, logprob, best in zip(tokens, result.logprobs, result.top_logprobs, strict=True)
         ]
         finish = FINISHES[result.finish_reason]
-        return Answer(result.text, tokens, result.logprobs, top, finish, len(result.prompt_tokens), len(tokens))
+        return ServerAnswer(result.text, tokens, result.logprobs, top, finish, len(result.prompt_tokens), len(tokens))

@@ -9,21 +9,21 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import draftwood
-from draftwood.certify.checks import Advance, Check, Verdict
+from draftwood.certify.checks import Advance, Check, CheckVerdict
 from draftwood.certify.server import features, greedy, sampled
 from draftwood.certify.server.budget import ServerBudget
-from draftwood.certify.server.claims import Asked
-from draftwood.certify.server.client import Answer, Gone, NoCompletion, NotAsked, Refused, Server, Side
+from draftwood.certify.server.claims import LawOptions
+from draftwood.certify.server.client import Gone, NoCompletion, NotAsked, Refused, Server, ServerAnswer, Side
 from draftwood.certify.server.prompts import PROMPTS
 from draftwood.certify.server.subject import Subject, drafting, fingerprint, prepare
 from draftwood.errors import ConfigurationError, did_you_mean
 
-Progress: TypeAlias = Callable[[str, int], bool]  # (check, requests so far) -> whether to go on
-Job: TypeAlias = tuple[str, Callable[[Advance], list[Check]]]
+OnRequests: TypeAlias = Callable[[str, int], bool]  # (check, requests so far) -> whether to go on
+ServerJob: TypeAlias = tuple[str, Callable[[Advance], list[Check]]]
 TWO_SAMPLES = (
-    ("continuations, against the other", Asked()),
-    ("continuations at top-p 0.8, against the other", Asked(top_p=0.8)),
-    ("continuations with penalties, against the other", Asked(presence_penalty=1.0, frequency_penalty=0.5)),
+    ("continuations, against the other", LawOptions()),
+    ("continuations at top-p 0.8, against the other", LawOptions(top_p=0.8)),
+    ("continuations with penalties, against the other", LawOptions(presence_penalty=1.0, frequency_penalty=0.5)),
 )
 NO_TEXTS = "there are no greedy texts to compare with"
 
@@ -45,7 +45,7 @@ class ServerCertificate:
     complete: bool
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         """FAIL where any check fails, N/A where none passes."""
         verdicts = [check.verdict for check in self.checks]
         return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "N/A"
@@ -54,8 +54,8 @@ class ServerCertificate:
     def drafted(self) -> str:
         """One sentence on whether anything was drafted: a server that never drafts passes without showing much."""
         if count := self.drafts.get("draft_tokens"):
-            held = self.drafts.get("accepted_tokens", 0.0)
-            return f"By its own counters it drafted {count:,.0f} tokens, of which {held:,.0f} were accepted."
+            accepted = self.drafts.get("accepted_tokens", 0.0)
+            return f"By its own counters it drafted {count:,.0f} tokens, of which {accepted:,.0f} were accepted."
         if self.drafts:
             return "By its own counters it drafted nothing, so this says nothing about speculation."
         if any(check.figures.get("tokens_per_chunk", 1) > 1 for check in self.checks):
@@ -72,7 +72,7 @@ def certify_server(
     against: Side | None = None,
     prompts: Sequence[str] = PROMPTS,
     budget: ServerBudget | None = None,
-    progress: Progress = lambda check, requests: True,
+    progress: OnRequests = lambda check, requests: True,
     skip: Collection[str] = (),
 ) -> ServerCertificate:
     """Test a server by its answers alone, beside another server or a model where one is given.
@@ -93,7 +93,7 @@ def _certificate(
     against: Side | None,
     prompts: Sequence[str],
     budget: ServerBudget,
-    progress: Progress,
+    progress: OnRequests,
     skip: Collection[str],
 ) -> ServerCertificate:
     began = datetime.now(UTC).isoformat(timespec="seconds")
@@ -113,7 +113,7 @@ def _certificate(
             continue
 
         def advance(count: int = 1) -> None:
-            if not progress(name, server.asked):  # noqa: B023
+            if not progress(name, server.requests_made):  # noqa: B023
                 raise Stopped
 
         try:
@@ -139,9 +139,9 @@ def _certificate(
     return ServerCertificate(fingerprint(subject), rival, checks, drafts, server.answered, began, complete)
 
 
-def jobs(subject: Subject) -> Iterator[Job]:
+def jobs(subject: Subject) -> Iterator[ServerJob]:
     """Every check with its name; greedy texts first, since others need them."""
-    texts: list[Answer] = []
+    texts: list[ServerAnswer] = []
 
     def repeated(advance: Advance) -> list[Check]:
         check, answers = greedy.repeat_check(subject)
@@ -177,6 +177,6 @@ def jobs(subject: Subject) -> Iterator[Job]:
     if subject.rival is not None:
         name = "against the other"
         yield name, lambda advance: greedy.against_checks(subject, texts) if texts else [Check(name, "N/A", NO_TEXTS)]
-        for number, (name, asked) in enumerate(TWO_SAMPLES, 30):
-            one = partial(sampled.two_sample_check, subject, asked, name, number)
+        for number, (name, options) in enumerate(TWO_SAMPLES, 30):
+            one = partial(sampled.two_sample_check, subject, options, name, number)
             yield name, lambda advance, one=one: [one(advance)]  # type: ignore[misc]

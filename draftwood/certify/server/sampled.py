@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.certify.checks import Advance, Check
-from draftwood.certify.server.claims import REST, SPECIAL, Asked
-from draftwood.certify.server.client import Answer, Gone, NotAsked
-from draftwood.certify.server.evidence import POWER, Evidence, Law, TwoSamples
+from draftwood.certify.server.claims import REST, SPECIAL, LawOptions
+from draftwood.certify.server.client import Gone, NotAsked, ServerAnswer
+from draftwood.certify.server.evidence import POWER, ClaimedLaw, Evidence, TwoSamples
 from draftwood.certify.server.greedy import spelled
 from draftwood.certify.server.subject import Subject
 
@@ -27,19 +27,19 @@ class LawCheck:
     """One check of sampled tokens: what is asked for, and whether every server has the fields (OpenAI's)."""
 
     name: str
-    asked: Asked
+    options: LawOptions
     everywhere: bool = True
 
 
-PLAIN = LawCheck("sampled tokens", Asked())
+PLAIN = LawCheck("sampled tokens", LawOptions())
 OTHERS = (
-    LawCheck("temperature 0.6", Asked(temperature=0.6)),
-    LawCheck("temperature 1.5", Asked(temperature=1.5)),
-    LawCheck("top-k", Asked(top_k=3), everywhere=False),
-    LawCheck("top-p", Asked(top_p=0.6)),
-    LawCheck("min-p", Asked(min_p=0.2), everywhere=False),
-    LawCheck("presence penalty", Asked(presence_penalty=1.8)),
-    LawCheck("frequency penalty", Asked(frequency_penalty=1.2)),
+    LawCheck("temperature 0.6", LawOptions(temperature=0.6)),
+    LawCheck("temperature 1.5", LawOptions(temperature=1.5)),
+    LawCheck("top-k", LawOptions(top_k=3), everywhere=False),
+    LawCheck("top-p", LawOptions(top_p=0.6)),
+    LawCheck("min-p", LawOptions(min_p=0.2), everywhere=False),
+    LawCheck("presence penalty", LawOptions(presence_penalty=1.8)),
+    LawCheck("frequency penalty", LawOptions(frequency_penalty=1.2)),
 )
 
 
@@ -50,7 +50,7 @@ def law_check(subject: Subject, check: LawCheck, number: int, advance: Advance) 
     if subject.raw is None and check is not PLAIN:
         return Check(check.name, "N/A", "log-probabilities change with the temperature in a way that is not known")
     stream = check is PLAIN and _streams_tokens(subject)
-    fields = check.asked.fields(subject.ids) | ({"stream": True} if stream else {})
+    fields = check.options.fields(subject.ids) | ({"stream": True} if stream else {})
     prompts = subject.prompts[:PROMPTS]
 
     def requests() -> Iterator[dict[str, Any]]:
@@ -61,13 +61,13 @@ def law_check(subject: Subject, check: LawCheck, number: int, advance: Advance) 
 
     evidence, plain = Evidence(number), Evidence(number)
 
-    def take(prompt: str, answer: Answer) -> None:
+    def take(prompt: str, answer: ServerAnswer) -> None:
         if check is PLAIN and len(subject.sampled) < KEPT:
             subject.sampled.append((prompt, answer))
         for place in range(len(answer.tokens)):
-            bet(subject, evidence, check.asked, prompt, answer, place)
+            bet(subject, evidence, check.options, prompt, answer, place)
             if check is not PLAIN:
-                bet(subject, plain, Asked(), prompt, answer, place)
+                bet(subject, plain, LawOptions(), prompt, answer, place)
 
     stopped = _drawn(subject, requests(), take, evidence, None if check is PLAIN else plain, advance)
     result = verdict(check, evidence, plain, stopped)
@@ -85,12 +85,14 @@ def _streams_tokens(subject: Subject) -> bool:
     return all(len(one.tokens) == len(whole.tokens) for one, *_ in streams)
 
 
-def bet(subject: Subject, evidence: Evidence, asked: Asked, prompt: str, answer: Answer, place: int) -> None:
+def bet(
+    subject: Subject, evidence: Evidence, options: LawOptions, prompt: str, answer: ServerAnswer, place: int
+) -> None:
     """Add one token, if its law is known and leaves a choice."""
-    found = subject.law(prompt, answer, place, asked)
-    if found is None:
+    claim = subject.law(prompt, answer, place, options)
+    if claim is None:
         return
-    law, whole = found
+    law, whole = claim
     token = answer.tokens[place]
     if SPECIAL.fullmatch(token):
         return
@@ -105,7 +107,7 @@ def bet(subject: Subject, evidence: Evidence, asked: Asked, prompt: str, answer:
 def _drawn(
     subject: Subject,
     requests: Iterator[dict[str, Any]],
-    take: Callable[[str, Answer], None],
+    take: Callable[[str, ServerAnswer], None],
     evidence: Evidence,
     plain: Evidence | None,
     advance: Advance,
@@ -142,7 +144,7 @@ def verdict(check: LawCheck, evidence: Evidence, plain: Evidence, stopped: str) 
         why = stopped or "few laws leave a choice that what is reported tells; other prompts may"
         return Check(check.name, "N/A", f"only {len(evidence.laws)} tokens could be judged: {why}", figures)
     least = figures["total_variation_seen"]
-    if least is None and not check.asked.truncates:
+    if least is None and not check.options.truncates:
         reason = f"{evidence.draws:,} tokens are too few to see another law; allow more --samples"
         return Check(check.name, "N/A", reason, figures)
     power = "would have seen little but tokens that the request makes impossible"
@@ -154,13 +156,13 @@ def verdict(check: LawCheck, evidence: Evidence, plain: Evidence, stopped: str) 
     return Check(check.name, "PASS", f"{reason}; {power}", figures)
 
 
-def two_sample_check(subject: Subject, asked: Asked, name: str, number: int, advance: Advance) -> Check:
+def two_sample_check(subject: Subject, options: LawOptions, name: str, number: int, advance: Advance) -> Check:
     """The first tokens of continuations beside those of the other server."""
     rival = subject.rival
     assert rival is not None
     test = TwoSamples(len(VIEWS))
     prompts = subject.prompts[:PROMPTS]
-    fields = {"max_tokens": max(VIEWS), **asked.fields(subject.ids)}
+    fields = {"max_tokens": max(VIEWS), **options.fields(subject.ids)}
 
     def requests(offset: int) -> Iterator[dict[str, Any]]:
         for i in range(subject.budget.samples):
@@ -174,8 +176,8 @@ def two_sample_check(subject: Subject, asked: Asked, name: str, number: int, adv
             request, (one, *_) = first
             other = rival.ask([next(theirs)])[0][0]
             views = [[_beginning(each, view) for view in VIEWS] for each in (one, other)]
-            known = subject.law(request["prompt"], one, 0, asked) if subject.count and one.tokens else None
-            law = None if known is None else Law([*map(spelled, known[0].names)], known[0].p)
+            known = subject.law(request["prompt"], one, 0, options) if subject.count and one.tokens else None
+            law = None if known is None else ClaimedLaw([*map(spelled, known[0].names)], known[0].p)
             names = [spelled(each.tokens[0]) if each.tokens else "" for each in (one, other)]
             test.add(request["prompt"], views[0], views[1], law, names)
             advance()
@@ -198,6 +200,6 @@ def two_sample_check(subject: Subject, asked: Asked, name: str, number: int, adv
     return Check(name, "PASS", f"{test.pairs} pairs, e-value {10**log10:.2g}; {power}", figures)
 
 
-def _beginning(answer: Answer, count: int) -> tuple[str, ...] | str:
+def _beginning(answer: ServerAnswer, count: int) -> tuple[str, ...] | str:
     """The first tokens of a text, or its first characters where tokens are not named."""
     return tuple(map(spelled, answer.tokens[:count])) if answer.tokens else answer.text[:count]

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from draftwood.certify.server.budget import ROUNDING, ServerBudget
-from draftwood.certify.server.claims import Asked, claimed
-from draftwood.certify.server.client import Answer, Gone, NoCompletion, Refused, Server, Side
-from draftwood.certify.server.evidence import Law
+from draftwood.certify.server.claims import LawOptions, claimed
+from draftwood.certify.server.client import Gone, NoCompletion, Refused, Server, ServerAnswer, Side
+from draftwood.certify.server.evidence import ClaimedLaw
 from draftwood.errors import ConfigurationError
 from draftwood.util.safe_parsing import parse_json
 
@@ -35,9 +35,9 @@ class Subject:
     noise: float = 0.0  # how far repeated requests move the difference of two log-probabilities
     named_ids: bool = False  # answers name token ids, and prompts may be such
     ids: dict[str, int] = field(default_factory=dict)  # of some tokens
-    sampled: list[tuple[str, Answer]] = field(default_factory=list)  # with their prompts, of the plain check
+    sampled: list[tuple[str, ServerAnswer]] = field(default_factory=list)  # with their prompts, of the plain check
     prompt_tokens: dict[str, int | None] = field(default_factory=dict)  # of each prompt, as the server counts
-    _laws: dict[str, Answer] = field(default_factory=dict)
+    _laws: dict[str, ServerAnswer] = field(default_factory=dict)
 
     @property
     def tolerance(self) -> float:
@@ -53,22 +53,22 @@ class Subject:
         """The seed of a sampled request; none where the server takes none."""
         return {"seed": Random(f"{self.budget.server_seed} {number}").getrandbits(31)} if self.seeds else {}
 
-    def batches(self, requests: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Answer]]]:
+    def batches(self, requests: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[ServerAnswer]]]:
         """Requests with their texts, as many at once as are allowed."""
         while batch := list(islice(requests, self.budget.concurrency)):
             yield from zip(batch, self.server.ask(batch), strict=True)
 
-    def law(self, prompt: str, answer: Answer, place: int, asked: Asked) -> tuple[Law, bool] | None:
-        """What the server claims for a token of its answer: see `claimed`."""
+    def law(self, prompt: str, answer: ServerAnswer, place: int, options: LawOptions) -> tuple[ClaimedLaw, bool] | None:
+        """The law that the server claims for a token of its answer: see `claimed`."""
         top, before = answer.top[place], answer.tokens[:place]
-        if not self.raw and asked != Asked():
+        if not self.raw and options != LawOptions():
             alone = self.forced(prompt, answer, place)
             if alone is None:
                 return None
             top = alone.top[0]
-        return claimed(top, self.count, asked, prompt, before)
+        return claimed(top, self.count, options, prompt, before)
 
-    def forced(self, prompt: str, answer: Answer, place: int) -> Answer | None:
+    def forced(self, prompt: str, answer: ServerAnswer, place: int) -> ServerAnswer | None:
         """One plain token behind the first tokens of an answer: nothing can be drafted for it.
 
         None where the server would not read the same tokens again, as far as their number tells.
@@ -83,11 +83,11 @@ class Subject:
             self._laws[key] = self.server.ask([{"prompt": given, "max_tokens": 1, "temperature": 1.0, **self.seed(0)}])[
                 0
             ][0]
-        found = self._laws[key]
-        lengths = self.prompt_tokens.get(prompt), found.prompt_tokens
+        again = self._laws[key]
+        lengths = self.prompt_tokens.get(prompt), again.prompt_tokens
         if isinstance(given, str) and None not in lengths and lengths[0] + place != lengths[1]:  # type: ignore[operator]
             return None
-        return found if found.top else None
+        return again if again.top else None
 
 
 def models(server: Server) -> list[str]:
@@ -169,11 +169,11 @@ def _endpoint(server: Server, prompt: str) -> None:
 
 def _convention(subject: Subject) -> bool | None:
     """Whether log-probabilities stay the same under another temperature (True), or change with it (False)."""
-    asked = [
+    requests = [
         {"prompt": subject.prompts[0], "max_tokens": 1, "temperature": temperature, **subject.seed(0)}
         for temperature in (1.0, 0.5)
     ]
-    tops = [subject.server.ask([one])[0][0].top[0] for one in asked]
+    tops = [subject.server.ask([one])[0][0].top[0] for one in requests]
     shared = sorted(tops[0].keys() & tops[1].keys(), key=lambda name: -tops[0][name])[:5]
     if len(shared) < 2:
         return None
@@ -195,7 +195,7 @@ def _rank(subject: Subject) -> None:
     entropies = {}
     for prompt, (answer, *_) in zip(subject.prompts, answers, strict=True):
         subject.prompt_tokens[prompt] = answer.prompt_tokens
-        law = claimed(answer.top[0], subject.count, Asked(), prompt, ()) if answer.top else None
+        law = claimed(answer.top[0], subject.count, LawOptions(), prompt, ()) if answer.top else None
         entropies[prompt] = law[0].entropy if law is not None else 0.0
     subject.prompts = sorted(subject.prompts, key=lambda prompt: abs(entropies[prompt] - 1.8))
 
@@ -206,13 +206,13 @@ def drafting(server: Server) -> dict[str, float]:
         page = server.get("/metrics") or ""
     except Gone:
         return {}
-    found: dict[str, float] = {}
+    counters: dict[str, float] = {}
     for line in page.splitlines():
         for name in ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"):
             label, _, value = line.rpartition(" ")
             if name in label and "per_pos" not in label and "created" not in label and not line.startswith("#"):
-                found[name.removeprefix("spec_decode_num_")] = found.get(name, 0.0) + float(value)
-    return found
+                counters[name.removeprefix("spec_decode_num_")] = counters.get(name, 0.0) + float(value)
+    return counters
 
 
 def learn_ids(subject: Subject, words: Sequence[str]) -> None:
@@ -223,10 +223,10 @@ def learn_ids(subject: Subject, words: Sequence[str]) -> None:
         ("/tokenize", {"content": "".join(words)}),
     ):
         try:
-            found = subject.server.post(path, body)
+            tokenised = subject.server.post(path, body)
         except (Refused, NoCompletion):
             continue
-        for token in found.get("tokens", ())[:24] if isinstance(found, dict) else ():
+        for token in tokenised.get("tokens", ())[:24] if isinstance(tokenised, dict) else ():
             if isinstance(token, int) and token not in subject.ids.values():
                 forced = subject.greedy(subject.prompts[0], 1, logit_bias={str(token): 100})
                 answer = subject.server.ask([forced])[0][0]

@@ -62,14 +62,14 @@ class Spider(FileTask):
     def _database(self, name: str) -> Database:
         return Database(self._beside(self.databases, "database") / name / f"{name}.sqlite")
 
-    def _beside(self, named: str | None, usual: str) -> Path:
+    def _beside(self, named: str | None, default: str) -> Path:
         if named is not None:
             return Path(named).expanduser()
         if self.path is None:
             raise ConfigurationError(
                 "task spider needs the databases and tables.json; give 'spider:databases=DIR;tables=FILE'"
             )
-        return Path(self.path).expanduser().parent / usual
+        return Path(self.path).expanduser().parent / default
 
     def _schema(self, database: str) -> str:
         schemas = _schemas(self._beside(self.tables, "tables.json"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.models.backend.native import loaded_library, unavailable
 from draftwood.models.layers.recurrent import Recurrence
 from draftwood.models.recurrent_config import CONV, DELTA, SSM
-from draftwood.models.recurrent_states import Plan, RecurrentStates
+from draftwood.models.recurrent_states import RecurrentStates, StatePlan
 from draftwood.models.recurrent_walk import Walk
 
 KINDS = {DELTA: 0, SSM: 1, CONV: 2}
@@ -63,7 +63,7 @@ def native_recurrence(
 class NativeWalks:
     """The walks of a plan in the library's words; they hold what `call` points to."""
 
-    def __init__(self, states: RecurrentStates, plan: Plan) -> None:
+    def __init__(self, states: RecurrentStates, plan: StatePlan) -> None:
         ends, parents, sources, keep, branch = (array("i") for _ in range(5))
         starts, kept = array("Q"), array("Q")
         most = 0
@@ -85,8 +85,8 @@ class NativeWalks:
         self._kept = ends, parents, sources, keep, branch, starts, kept, saved, places
         at = [_start(part) for part in self._kept]
         self.call = _WALKS.pack(
-            *(len(ends), most, len(starts), len(kept), len(saved), len(states.pool)),
-            *(*at[:7], states.pool.data_ptr(), states.pool.shape[1], *at[7:]),
+            *(len(ends), most, len(starts), len(kept), len(saved), len(states.memory.pool)),
+            *(*at[:7], states.memory.pool.data_ptr(), states.memory.pool.shape[1], *at[7:]),
         )
 
 

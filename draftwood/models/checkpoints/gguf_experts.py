@@ -27,11 +27,11 @@ def mixture(normalised: bool, scoring: int = SOFTMAX, fixed: bool = False, one_s
                 "convert the model again"
             )
         inner = file.value("expert_feed_forward_length") or raw["intermediate_size"]
-        divided, found = file.value("expert_weights_norm", normalised), file.value("expert_gating_func") or scoring
-        if found != scoring or (fixed and divided is not normalised):
+        divided, gating = file.value("expert_weights_norm", normalised), file.value("expert_gating_func") or scoring
+        if gating != scoring or (fixed and divided is not normalised):
             raise ModelError(
-                f"expert_gating_func {found} with expert_weights_norm {str(divided).lower()} is not supported for this "
-                "architecture; convert the model again"
+                f"expert_gating_func {gating} with expert_weights_norm {str(divided).lower()} is not supported for "
+                "this architecture; convert the model again"
             )
         made = {
             "num_experts": count,

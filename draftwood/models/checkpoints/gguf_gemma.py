@@ -101,14 +101,14 @@ def gemma4_assistant(file: Metadata, raw: Raw) -> Raw:
 
 
 def _one_size(sizes: Sequence[Any], types: Sequence[str], kind: str) -> int:
-    """What the layers of one type have in an array of sizes."""
-    found = {size for size, own in zip(sizes, types, strict=False) if own == kind}
-    if len(found) != 1 or len(sizes) != len(types):
+    """The size that all layers of one type have in an array of sizes."""
+    fitting = {size for size, own in zip(sizes, types, strict=False) if own == kind}
+    if len(fitting) != 1 or len(sizes) != len(types):
         raise ModelError(
             f"attention.head_count_kv is {short_repr(list(sizes))}, but must have a number for each of {len(types)} "
             f"layers, the same for all of {kind}; convert the model again"
         )
-    size: int = found.pop()
+    size: int = fitting.pop()
     return size
 
 

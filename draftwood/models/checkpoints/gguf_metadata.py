@@ -1,4 +1,4 @@
-"""What readers of a GGUF file's metadata have to do with."""
+"""Types and helpers of the readers of a GGUF file's metadata."""
 
 from __future__ import annotations
 

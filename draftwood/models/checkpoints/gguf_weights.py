@@ -246,7 +246,7 @@ class GgufWeights:
         return sliced(name)[0] in self.file.tensors or self._number(name) is not None
 
     def _number(self, name: str) -> float | None:
-        """What "KEY[3]" says of layer 3, where the metadata have a key KEY without an architecture; else None."""
+        """The value of "KEY[3]" for layer 3, where the metadata have a key KEY without an architecture; else None."""
         key, layer = sliced(name)
         value = None if layer is None else self.file.metadata.get(key)
         if isinstance(value, gguf_file.Array):

@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 class BlockMask(NamedTuple):
-    """What the rows of a block see: rows of the block up to their own or all, and context within a window.
+    """The attention of a block's rows: to rows of the block up to their own or all, and context within a window.
 
     Of a window of w, the row i places behind the anchor at p sees positions above p + i - w; with `from_anchor` the
     context from p - w on, and as much of the block as without a window.
@@ -82,10 +82,10 @@ def wanted_rows(batch: Batch) -> list[int]:
 
 def blocks_of(batch: Batch, size: int) -> list[list[Block]]:
     """The blocks of each segment of a batch, in the order of its rows."""
-    anchors, first, found = set(wanted_rows(batch)), 0, []
+    anchors, first, blocks = set(wanted_rows(batch)), 0, []
     for segment in batch.segments:
         here = [row for row in range(len(segment)) if first + row in anchors]
-        found.append(
+        blocks.append(
             [
                 Block(
                     first + row,
@@ -98,7 +98,7 @@ def blocks_of(batch: Batch, size: int) -> list[list[Block]]:
             ]
         )
         first += len(segment)
-    return found
+    return blocks
 
 
 def side_by_side(rows: Tensor, count: int) -> Tensor:

@@ -163,7 +163,7 @@ class DFlashHead(StateHead):
             CachedKV(cache, plane, index).write(*mixer.keys_and_values(x, meta))
 
     def _turned(self, positions: Tensor, reach: int, dtype: torch.dtype) -> AttentionMetadata:
-        """What layers read of rows at positions [B, N] below `reach`."""
+        """The inputs that layers share, of rows at positions [B, N] below `reach`."""
         (kind,) = self.decoder.attention_kinds
         assert kind.rotary is not None
         cos, sin = (table[positions] for table in kind.rotary.tables(reach, self.device, dtype))

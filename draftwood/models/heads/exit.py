@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +45,6 @@ def own_layers(config: DecoderConfig) -> int:
 def share(layers: int) -> int:
     """The default number of first layers that drafting uses: a tenth of the depth, at least one (EESD §5.4)."""
     return max(1, round(0.1 * layers))
-
-
-class ExitModel(CausalModel, Protocol):
-    """A model that drafts from the output of the target's first `layers` layers."""
-
-    layers: int
 
 
 class ExitLayer(DecoderWrapper, nn.Module):

@@ -134,7 +134,7 @@ def _reads(raw: Raw, own: Raw, target: Decoder, layers: int) -> tuple[int, ...]:
 
 
 def _masks(layer: Raw, layers: int, speculators: Raw | None) -> tuple[BlockMask, ...]:
-    """What rows see in each layer; `speculators`: the settings of that layout, None in that of DFlash's authors."""
+    """The mask of each layer; `speculators`: the settings of that layout, None in that of DFlash's authors."""
     qwen = layer.get("model_type", "qwen3") == "qwen3"
     window = sliding_window(layer, None)
     types = layer.get("layer_types")

@@ -37,7 +37,7 @@ SPECULATORS = {"eagle3": "eagle", "dflash": "dflash"}  # speculators_model_type 
 
 
 def kind_of(directory: Path) -> str | None:
-    """What a directory or GGUF file holds for a target: a key of FILES, or 'assistant'; None: no head.
+    """The kind of head in a directory or GGUF file: a key of FILES, or 'assistant'; None: no head.
 
     Raises ModelError for other speculators.
     """

@@ -39,13 +39,13 @@ def find(target: CausalModel) -> MtpHead:
     """
     decoder = layered(target)
     with ExitStack() as stack:
-        found = None if decoder.parallel.size > 1 else _found(decoder.source, stack)
-        if found is None:
+        stored = None if decoder.parallel.size > 1 else _found(decoder.source, stack)
+        if stored is None:
             raise ModelError(
                 f"{decoder.source or 'the target'} has no layer of multi-token prediction (tensors mtp.*, of layers "
                 "behind the last, or nextn in GGUF files), and no assistant was given; use another draft"
             )
-        return _read(decoder, *found)
+        return _read(decoder, *stored)
 
 
 def present(source: Path | None) -> bool:

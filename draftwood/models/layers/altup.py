@@ -75,7 +75,7 @@ class AltUp(nn.Module):
         self.scale = nn.Parameter(torch.ones(width)) if altup.scaled else None
 
     def _modalities(self, x: Tensor) -> Tensor:
-        """What coefficients are made of [B, N, S], of vectors x [B, N, D]; in float32 at least."""
+        """Inputs of the coefficients [B, N, S], from vectors x [B, N, D]; in float32 at least."""
         rows = self.normalise(x, self.router_norm, self.router_norm_bias, self.eps) * x.shape[-1] ** -1.0
         return tanh(self.router(rows.to(torch.promote_types(x.dtype, torch.float32))))
 

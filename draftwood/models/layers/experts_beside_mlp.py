@@ -24,7 +24,7 @@ class ExpertsBesideMlp(Experts):
 
     @property
     def router_scale(self) -> float:
-        """What the router's normalised rows are multiplied by."""
+        """The factor of the router's normalised rows."""
         scale: float = self.config.hidden_size**-0.5
         return scale
 

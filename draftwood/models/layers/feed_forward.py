@@ -25,7 +25,7 @@ class XIELU(nn.Module):
         self.beta, self.eps = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
 
     def numbers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `functions.xielu` takes, [1] each, in float32 at least."""
+        """The numbers of `functions.xielu`, [1] each, in float32 at least."""
         wide = torch.promote_types(self.beta.dtype, torch.float32)
         right, left, both, least = (x.to(wide) for x in (self.alpha_p, self.alpha_n, self.beta, self.eps))
         return F.softplus(right), both + F.softplus(left), both, least

@@ -47,7 +47,7 @@ class Layer(nn.Module):
 
     @property
     def parts(self) -> list[PartReads]:
-        """What adds to the rows, in order."""
+        """The parts that add to the rows, in order."""
         own, given = (self.feed, self.joined), (self.per_layer_input, False)
         parts = ((self.mixer, False), (self.beside, True), own, given)
         return [(part, joined) for part, joined in parts if part is not None]

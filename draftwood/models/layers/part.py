@@ -64,5 +64,5 @@ class Part(nn.Module):
         return x if self.norm is None else self.normalise(x, self.norm, self.norm_bias, self.eps)
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
-        """What the part makes of normalised rows: [B, N, W] -> [B, N, D]."""
+        """The part's output for normalised rows: [B, N, W] -> [B, N, D]."""
         raise NotImplementedError

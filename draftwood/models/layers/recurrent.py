@@ -17,7 +17,7 @@ from draftwood.models.layers.part import Part
 from draftwood.models.modules import Linear
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.recurrent_config import CONV, DELTA, SSM
-from draftwood.models.recurrent_fold import StateStore, Texts
+from draftwood.models.recurrent_fold import StateStore, WholeTexts
 
 
 class Recurrence(Part):
@@ -46,7 +46,7 @@ class Recurrence(Part):
             self.skip = nn.Parameter(torch.ones(c.value_heads))
 
     def scale(self) -> Tensor | None:
-        """What the first product's outputs are multiplied by [outputs]; None: nothing."""
+        """Factors [outputs] of the first product's outputs; None: there are none."""
         c = self.recurrent
         if not c.scales:
             return None
@@ -56,7 +56,7 @@ class Recurrence(Part):
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         made = self.into(x)
         wide = torch.promote_types(made.dtype, torch.float32)
-        states = Texts() if store is None else store.states
+        states = WholeTexts() if store is None else store.states
         assert states is not None
         made = made.to(wide)
         if self.recurrent.scales:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Extent
+from draftwood.models.extents import Extent
 
 LISTS_PER_SEGMENT = 6
 

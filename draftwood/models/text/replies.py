@@ -1,4 +1,4 @@
-"""What a chat model's reply consists of: thoughts, text and calls of tools, as its chat template writes them.
+"""Parts of a chat model's reply: thoughts, text and calls of tools, as its chat template writes them.
 
 The table of forms is read off published templates, by a mark that only they have. A model whose template knows no tools
 is told of them in a system message, and calls them with an object of JSON.
@@ -198,9 +198,9 @@ class ReplyForm:
 
     def calls(self, text: str) -> list[tuple[str, str]]:
         """The calls that a text makes of these tools; none where it is something else."""
-        found = [(name, json.dumps(given, ensure_ascii=False)) for name, given in self._calls(text)]
+        calls = [(name, json.dumps(given, ensure_ascii=False)) for name, given in self._calls(text)]
         names = {tool["function"]["name"] for tool in self.tools}
-        return found if all(name in names for name, _ in found) else []
+        return calls if all(name in names for name, _ in calls) else []
 
     def begun(self, text: str) -> tuple[str, str] | None:
         """The name of the call that a text begins with, and its arguments so far; None where that is not certain."""
@@ -262,7 +262,7 @@ class ReplyReader:
         return parts
 
     def _marks(self) -> dict[str, str]:
-        """What ends the present state, and the state that follows."""
+        """Marks that end the present state, each with the state that follows."""
         form, thought = self.form.form, self.form.thought
         calls = {form.open: "call"} if self.form.tools and form.open else {}
         if self._state == "call":
@@ -318,13 +318,13 @@ class ReplyReader:
             self._given = None
             self._add(parts, self.form.calls(text)[1:])
         elif text.strip():
-            found = self.form.calls(text)
-            if not found:  # it is no call
+            calls = self.form.calls(text)
+            if not calls:  # it is no call
                 parts.content += self.form.form.open + text + (mark if mark == self.form.form.close else "")
-            self._add(parts, found)
+            self._add(parts, calls)
 
-    def _add(self, parts: ReplyParts, found: list[tuple[str, str]]) -> None:
-        kept = found if self._several else found[: max(0, 1 - self.count)]
+    def _add(self, parts: ReplyParts, calls: list[tuple[str, str]]) -> None:
+        kept = calls if self._several else calls[: max(0, 1 - self.count)]
         self.count += len(kept)
         parts.calls += kept
 

@@ -52,7 +52,7 @@ class Words:
 
     @cached_property
     def beginning(self) -> list[int]:
-        """What the tokenizer itself puts before a text."""
+        """Tokens that the tokenizer puts before every text."""
         return self.tokenizer.encode("")
 
     def cut(self, text: bytes, whole: bool = False) -> list[int]:

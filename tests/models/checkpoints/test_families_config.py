@@ -1,4 +1,4 @@
-"""What a family's config says reaches the logits, in both spellings; what the decoder cannot do is refused."""
+"""A family's config reaches the logits, in both spellings; keys that the decoder cannot follow are refused."""
 
 from __future__ import annotations
 

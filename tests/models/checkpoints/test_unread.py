@@ -1,4 +1,4 @@
-"""What a checkpoint says and nobody reads: keys and tensors are read as transformers reads them, or refused."""
+"""Rare keys and tensors of checkpoints are read as transformers reads them, or refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(place: Path, sentence: str) -> None:
 
 
 def transformers_logits(directory: Path) -> torch.Tensor:
-    """What transformers makes of a directory, whatever of it it does not know."""
+    """The model that transformers makes of a directory, whatever of it it does not know."""
     logging.set_verbosity_error()
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def driven(work: Generator[Run, Answer, Answer]) -> Answer:
-    """What decoding code comes to whose runs are answered one by one."""
+    """The result of decoding code whose runs are answered one by one."""
     answer: Any = None
     try:
         while True:

@@ -209,7 +209,7 @@ def test_rows_have_the_same_bits_beside_others(parts: Split) -> None:
 
 
 def test_all_processes_have_the_same_bits(parts: Split, draft: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every layer reads is a copy in each process, and what is sampled follows from it: none drifts from another.
+    """Each process has its own copy of what every layer reads, and samples from it: none drifts from another.
 
     Keys and values too: positions and slots of one process are those of all.
     """

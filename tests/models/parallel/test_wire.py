@@ -1,4 +1,4 @@
-"""What followers are told of a forward comes out as it went in, and pieces of parameters are the whole of them."""
+"""Messages to followers about a forward come out as they went in, and pieces of parameters are the whole of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Cache, ChangeLog, Extent
+from draftwood.models.cache import Cache, ChangeLog
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.extents import Extent
 from draftwood.models.parallel.group import ProcessGroup
 from draftwood.models.parallel.wire import ForwardOrder
 

@@ -1,4 +1,4 @@
-"""What the readers of families share: sizes, windows, and the settings of families similar to Llama.
+"""Helpers of all readers of families: sizes, windows, and the settings of families similar to Llama.
 
 A family is an entry of `table.FAMILIES`; defaults are those of transformers' classes. What a config asks for and the
 decoder cannot do is refused, never guessed.
@@ -61,7 +61,7 @@ class Family:
     def sources(self, parameter: str) -> list[str]:
         """The tensors of a checkpoint that form a parameter, in order; "NAME[3]" is number 3 of those in a stack."""
         layer, expert = (NUMBERS[key].search(parameter) for key in ("i", "e"))
-        numbers = {key: found[1] for key, found in (("i", layer), ("e", expert)) if found}
+        numbers = {key: match[1] for key, match in (("i", layer), ("e", expert)) if match}
         named = self.names[parameter if parameter in self.names else pattern_of(parameter)]  # a layer may have its own
         return [source.format(**numbers) for source in named]
 

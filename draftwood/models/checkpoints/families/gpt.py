@@ -78,7 +78,7 @@ def _gpt2_like(raw: Raw, activation: str) -> Raw:
 
 
 def _gpt(raw: Raw, activation: str, context: int, vocab: int = 50257, hidden: int = 768, layers: int = 12) -> Raw:
-    """What GPT-2 and GPT-J have in common; numbers are what absent keys mean."""
+    """Knobs that GPT-2 and GPT-J have in common; the numbers are the values of absent keys."""
     no_windows(raw)
     raw = renamed(raw, hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer")
     raw = renamed(raw, max_position_embeddings="n_positions")

@@ -129,7 +129,7 @@ _SIZES = (
 
 
 def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, *latent: int | None) -> dict[str, int | None]:
-    """What absent keys mean; `latent`: kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim."""
+    """Values of absent keys; `latent`: kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim."""
     names = (*_SIZES, "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return dict(zip(names, (vocab, hidden, inner, layers, heads, heads, *latent), strict=True))
 
