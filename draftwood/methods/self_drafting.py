@@ -246,7 +246,8 @@ class Eagle(StateHeadMethod):
     """EAGLE-3 (Li et al. 2025): a small layer drafts token by token from the target's states after three of its layers.
 
     Chains, or trees with `width` above 1, see `StateHeadMethod`. Heads in the format of `speculators` or of EAGLE's
-    authors are loaded as a draft (`--draft`); `draftwood train eagle` makes one.
+    authors are loaded as a draft (`--draft`); `draftwood train eagle` makes one. P-EAGLE heads of `speculators` draft
+    several tokens in one pass.
     """
 
     name = "eagle"

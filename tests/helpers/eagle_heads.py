@@ -68,6 +68,8 @@ def weights(raw: dict[str, Any], seed: int = 5, states: int = 3, embeds: bool = 
         shapes |= {f"{name}.{x}.weight": (d,) for x in norms}
     if raw.get("norm_before_fc"):
         shapes["input_norm.weight"] = (states * d,)
+    if raw.get("speculators_model_type") == "peagle":
+        shapes["mask_hidden"] = (1, 1, states * d)
     if embeds:
         shapes["embed_tokens.weight"] = (layer["vocab_size"], d)
     made = {name: torch.randn(shape, generator=generator) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
@@ -109,12 +111,18 @@ def states(target: Decoder, tokens: Sequence[int], reads: Sequence[int] = READS)
 
 @torch.no_grad()
 def says(
-    raw: dict[str, Any], tensors: dict[str, Tensor], target: Decoder, tokens: Sequence[int], drafts: Sequence[int] = ()
+    raw: dict[str, Any],
+    tensors: dict[str, Tensor],
+    target: Decoder,
+    tokens: Sequence[int],
+    drafts: Sequence[int] = (),
+    masks: int = 0,
 ) -> Tensor:
     """Logits [V] of the head after tokens and a path of drafts below them; -inf where it does not know a token.
 
     Row i has the embedding of token i + 1 and the fused states at token i; a draft's row its embedding, and what came
-    out of the layers at the row before. Each row sees itself and those before it.
+    out of the layers at the row before. Each row sees itself and those before it. So many `masks` follow the tokens in
+    a pass of P-EAGLE.
     """
     layer = raw.get("transformer_layer_config", raw)
     kind = target.dtype
@@ -122,9 +130,11 @@ def says(
     w = {name: part.to(kind) if part.is_floating_point() else part for name, part in w.items()}
     table = w.get("embed_tokens.weight", target.embed.weight)
     given = states(target, tokens)[:-1]
+    if masks:
+        given = torch.cat((given, w["mask_hidden"][0].expand(masks, -1)))
     if raw.get("norm_before_fc"):
         given = norm(given, w["input_norm.weight"])
-    rows, text = given @ w["fc.weight"].T, [*tokens[1:]]
+    rows, text = given @ w["fc.weight"].T, [*tokens[1:], *[raw.get("mask_token_id")] * masks]
     heads, kv, dim = (layer[x] for x in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     for draft in (*drafts, None):
         x, n = rows, len(rows)

@@ -56,8 +56,10 @@ EAGLE: Names = {
     "embed.weight": ("embed_tokens.weight",),
     "decoder.layers.0.mixer.norm": ("layers.0.hidden_norm.weight",),
     "decoder.layers.0.mixer.input_norm": ("layers.0.input_layernorm.weight",),
+    "mask": ("mask",),  # made of a row of embeddings
+    "mask_states": ("mask_hidden",),
 }
-DFLASH: Names = {**_HEAD, "state_norm": ("hidden_norm.weight",)}
+DFLASH: Names = {**_HEAD, "state_norm": ("hidden_norm.weight",), "mask": ("mask",)}
 
 QWEN_3: Names = {**LLAMA, **HEAD_NORMS}
 

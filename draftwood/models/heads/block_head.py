@@ -101,9 +101,11 @@ def blocks_of(batch: Batch, size: int) -> list[list[Block]]:
     return blocks
 
 
-def side_by_side(rows: Tensor, count: int) -> Tensor:
-    """Rows [n * count, W] of n blocks -> [n, count * W]."""
-    return rows.reshape(len(rows) // count, -1) if len(rows) else rows.new_empty(0, count * rows.shape[-1])
+def answers(rows: Tensor, count: int, batch: Batch) -> Tensor:
+    """Rows [n * count, W] of blocks in the order of a batch's rows -> [n, count * W] in that of its wanted rows."""
+    anchors = wanted_rows(batch)
+    place = {row: i for i, row in enumerate(sorted(anchors))}
+    return rows.reshape(len(anchors), count * rows.shape[-1])[[place[row] for row in anchors]]
 
 
 def repeated(x: Tensor, count: int) -> Tensor:

@@ -25,7 +25,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, CachedKV, Scores
 from draftwood.models.functions import rms_norm
-from draftwood.models.heads.block_head import Block, BlockMask, blocks_of, repeated, side_by_side, wanted_rows
+from draftwood.models.heads.block_head import Block, BlockMask, answers, blocks_of, repeated, wanted_rows
 from draftwood.models.heads.eagle_head import check_reads, shape
 from draftwood.models.heads.state_head import StateHead
 from draftwood.models.layers.attention import Attention
@@ -121,8 +121,7 @@ class DFlashHead(StateHead):
                 "a DFlash head reads hidden states of its target; it cannot run alone as a draft model: use method "
                 "dflash, or drafter=dflash with beams and mcsd"
             )
-        anchors = wanted_rows(batch)
-        self._read_context(batch, cache, set(anchors))
+        self._read_context(batch, cache, set(wanted_rows(batch)))
         each = blocks_of(batch, self.block)
         blocks = [block for some in each for block in some]
         if not blocks:
@@ -136,11 +135,9 @@ class DFlashHead(StateHead):
             segments = [mask.segment(segment, some) for segment, some in pairs if some]
             part = replace(whole, segments=segments, start=start, stop=None if last else stop, hidden=x)
             x, start = self.through(part, cache, x), stop
-        number = {block.row: i for i, block in enumerate(blocks)}
-        order = [number[row] for row in anchors]
-        if self.n_layers in batch.states:
-            batch.kept[self.n_layers] = side_by_side(whole.kept[self.n_layers], self.count)[order]
-        return side_by_side(x, self.count)[order]
+        for layer, states in whole.kept.items():
+            batch.kept[layer] = answers(states, self.count, batch)
+        return answers(x, self.count, batch)
 
     def _read_context(self, batch: Batch, cache: Cache, anchors: set[int]) -> None:
         """Store keys and values of the rows that are no anchors, from the target's states at them."""

@@ -24,10 +24,16 @@ from draftwood.models.heads.block_head import BlockMask
 from draftwood.models.heads.dflash_head import DFlashHead, usual_reads
 from draftwood.models.heads.eagle_head import check_reads
 from draftwood.models.heads.eagle_head import usual_reads as speculators_reads
-from draftwood.models.heads.foreign_heads import LAYER_TYPES, known_words, parameters_of, read_tensors
+from draftwood.models.heads.foreign_heads import (
+    LAYER_TYPES,
+    MAX_BLOCK,
+    known_words,
+    mask_embedding,
+    parameters_of,
+    read_tensors,
+)
 from draftwood.util.safe_parsing import short_repr
 
-MAX_BLOCK = 64  # tokens
 WINDOW_KEYS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "is_causal")
 SCALES = ("output_multiplier", "final_logit_softcapping")  # of logits
 OWN_KEYS = {  # of `dflash_config`, beside what its authors' older files have at the top
@@ -80,11 +86,6 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
     first = 0 if ours and keys.flag(own, "sample_from_anchor", False) else 1
     if block <= first:
         raise ModelError(f"block_size is {block}, but must be 2 to {MAX_BLOCK}")
-    mask_token = own.get("mask_token_id")
-    if type(mask_token) is not int or not 0 <= mask_token < target.vocab_size:
-        raise ModelError(
-            f"mask_token_id is {short_repr(mask_token)}, but must be one of the target's {target.vocab_size} tokens"
-        )
     embedding_scale = keys.positive_number(own, "input_embedding_scale", 1.0)
     masks = _masks(layer, config.num_hidden_layers, own if ours else None)
     whose = fingerprint(target)  # reads embeddings, which are not on the meta device
@@ -93,11 +94,10 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
     made.words = words
     for name in ("embed_tokens.weight", *(["lm_head.weight"] if words is None else [])):
         tensors.pop(name, None)  # the target's
-    row: Tensor = target.embed(torch.tensor([mask_token], device=target.device))[0] * embedding_scale
-    tensors["mask"] = row.detach().float().cpu()
+    tensors["mask"] = mask_embedding(own, target) * embedding_scale
     if words is None:
         made.decoder.head = torch.nn.Identity()
-    state = parameters_of(made, tensors, {**DFLASH, "mask": ("mask",)}, directory, width)
+    state = parameters_of(made, tensors, DFLASH, directory, width)
     if words is None:
         made.decoder.head = target.head
     return made, state

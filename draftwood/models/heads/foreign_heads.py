@@ -1,4 +1,4 @@
-"""Trained heads as others publish them: EAGLE-3 heads of `speculators` and of EAGLE's authors, Medusa heads.
+"""Trained heads as others publish them: EAGLE-3 and P-EAGLE of `speculators` and of EAGLE's authors, Medusa heads.
 
 Blocks are read by `foreign_blocks`. Knows their config.json and the names of their tensors. Weights are read from
 safetensors files, never unpickled.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
@@ -25,15 +28,17 @@ from draftwood.models.checkpoints.tensor_names import EAGLE, Names
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import assistant
 from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
+from draftwood.models.heads.parallel_eagle import ParallelEagleHead
 from draftwood.util.safe_parsing import short_repr
 
 LAYER_TYPES = ("llama", "qwen3")  # model types that a head's layers may be of
+MAX_BLOCK = 64  # tokens that a pass drafts
 MAX_PADDING = 1.02  # how many times larger padding may make a vocabulary
 UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # their information is in d2t or the target
 
 
 FILES = {"eagle": "eagle", "medusa": "heads", "draft": "draft", "dflash": "dflash"}  # kind -> name of its file
-SPECULATORS = {"eagle3": "eagle", "dflash": "dflash"}  # speculators_model_type -> kind
+SPECULATORS = {"eagle3": "eagle", "peagle": "eagle", "dflash": "dflash"}  # speculators_model_type -> kind
 
 
 def kind_of(directory: Path) -> str | None:
@@ -106,19 +111,47 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
             "of this target"
         )
     whose = fingerprint(target)  # reads embeddings, which are not on the meta device
+    norms = bool(raw.get("norm_before_residual", False)), bool(raw.get("norm_before_fc", False))
+    parallel = raw.get("speculators_model_type") == "peagle"
+    if parallel:
+        known |= masks_of(raw, known, target, directory)
     with torch.device("meta"):
-        made = EagleHead(
-            config,
-            reads,
-            width,
-            vocabulary,
-            outer,
-            norm_first=bool(raw.get("norm_before_residual", False)),
-            fused_norm=bool(raw.get("norm_before_fc", False)),
-            target=whose,
-        )
+        kind_of_head = partial(ParallelEagleHead, block=drafted_tokens(raw)) if parallel else EagleHead
+        made = kind_of_head(config, reads, width, vocabulary, outer, *norms, whose)
     made.words = words
     return made, parameters_of(made, known, EAGLE, directory, width)
+
+
+def drafted_tokens(raw: Raw) -> int:
+    """How many tokens the first proposal method of a speculator's config drafts in a pass; 8 where it does not say."""
+    own = raw.get("speculators_config") or {}
+    methods = own.get("proposal_methods") if isinstance(own, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    return keys.positive_int(first if isinstance(first, dict) else {}, "speculative_tokens", 8, MAX_BLOCK)
+
+
+def masks_of(raw: Raw, known: Mapping[str, Tensor], target: Decoder, directory: Path) -> dict[str, Tensor]:
+    """The embedding and the states of a P-EAGLE head at tokens that are not known, by the names of its parameters."""
+    states, table = known.get("mask_hidden"), known.get("embed_tokens.weight")
+    if states is None:
+        raise ModelError(f"{directory}: tensor mask_hidden is missing; fetch the head again, or correct config.json")
+    return {"mask_hidden": states.flatten(), "mask": mask_embedding(raw, target, table)}
+
+
+def mask_embedding(raw: Raw, target: Decoder, table: Tensor | None = None) -> Tensor:
+    """The embedding [D] of the mask token of a block drafter, from its own table or the target's.
+
+    Raises ModelError where it is no token of the target.
+    """
+    token = raw.get("mask_token_id")
+    if type(token) is not int or not 0 <= token < target.vocab_size:
+        raise ModelError(
+            f"mask_token_id is {short_repr(token)}, but must be one of the target's {target.vocab_size} tokens"
+        )
+    if table is not None:
+        return table[token]
+    row: Tensor = target.embed(torch.tensor([token], device=target.device))[0]
+    return row.detach().float().cpu()
 
 
 def known_words(

@@ -133,7 +133,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="was made for a target 24 wide, but this one is 32 wide"):
         dflash.load(tmp_path, wide())
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "xpress"}))
-    with pytest.raises(ModelError, match="speculator of type 'xpress', but of these only eagle3 and dflash are read"):
+    with pytest.raises(ModelError, match="type 'xpress', but of these only eagle3, peagle and dflash are read"):
         foreign_heads.kind_of(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config(authors=True)))
     assert foreign_heads.kind_of(tmp_path) == "dflash" and QWEN_LAYER["model_type"] == "qwen3"
