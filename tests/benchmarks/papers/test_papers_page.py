@@ -9,7 +9,7 @@ from pydoc import locate
 
 import pytest
 
-from benchmarks.papers.page import RESULTS, documents, filled, here_cell, paper_cell, verdict
+from benchmarks.papers.page import RESULTS, amount, documents, filled, here_cell, paper_cell, verdict
 from draftwood.cli.main import made
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +48,17 @@ def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_row(name: str
     }
     exhibits = {each["exhibit"] for document in documents(name) for each in document["tables"]["findings"]}
     assert exhibits <= {of for of, *_ in CLAIMS[name]} | {"Figure 3, abstract"}
+
+
+def test_the_page_says_how_much_was_measured_and_attributes_nothing_falsely() -> None:
+    for name in SECTIONS:
+        for document in documents(name):
+            sizes = [amount(**part["size"]) for part in document["parts"]]
+            assert sizes and all(each in SECTIONS[name] for each in sizes)
+    for page in (ROOT / "docs" / "papers.md", ROOT / "docs" / "results.md", ROOT / "docs" / "evaluation.md"):
+        text = page.read_text("utf-8")
+        false = "full[- ]scale|not reached|median of ratios|independent initial|Core i7|estimated? joule"
+        assert not re.search(false, text, re.IGNORECASE)
 
 
 def test_every_number_of_the_page_says_of_how_many_items_it_is() -> None:
