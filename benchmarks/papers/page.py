@@ -88,6 +88,7 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
         known: dict[str, list[str]] = {}
         for part in document["parts"]:
             about = f"`{part['made_by']}`, {source(part['environment'])}; {amount(**part['size'])}"
+            about = "; ".join([about, *(note.rstrip(".") for note in part["notes"] if note.endswith("made in time."))])
             known.setdefault(about, []).append(part["part"])
         lines += [f"- {document['pair']} ({', '.join(parts)}): {about}." for about, parts in known.items()]
     scale = papers()[results[0]["paper"]].scale if results else None
@@ -115,13 +116,15 @@ def methods(name: str, sweep: str, task: str, pattern: str, measures: str) -> st
         for row in read(RESULTS / f"{name}.json")["tables"]["rows"]
         if (row["sweep"], row["task"]) == (sweep, task) and fnmatchcase(row["method"], pattern)
     ]
-    return markdown(pd.DataFrame(chosen).replace("", "–"))
+    return markdown(pd.DataFrame(chosen).replace("", "–")) if chosen else NOTHING.format(name.partition("-")[0])
 
 
 def trained(name: str, columns: str) -> str:
     """A row for each model that was trained for a paper, with some of its figures."""
     rows = read(RESULTS / f"{name}.json")["tables"]["learned"]
     chosen = [{key: each[key] for key in ("model", *columns.split(", "))} for each in rows]
+    if not chosen:
+        return NOTHING.format(name.partition("-")[0])
     return markdown(pd.DataFrame(chosen).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell))
 
 

@@ -24,6 +24,7 @@ def test_pages_follow_from_the_result_files() -> None:
         "docs/models.md",
         "docs/papers.md",
         "docs/results.md",
+        "docs/serving.md",
         "draftwood/models/embedded/README.md",
     }
     for path, text_ in pages.items():
