@@ -3,10 +3,13 @@
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from enumeration import EnumeratedRandomness
 from tabular import exact_law, follows
+from torch import Tensor
 
-from draftwood import Engine, SamplingParams, TabularModel
+from draftwood import Engine, Method, SamplingParams, TabularModel
+from draftwood.certify.tables import StandInBlock
 
 END = frozenset({0})
 WARPED = SamplingParams(temperature=1.5, top_k=2, presence_penalty=0.5)
@@ -133,6 +136,23 @@ def test_law_is_exact(case: Case, params: SamplingParams, tables: None, monkeypa
     drafts = [TabularModel.random(case.vocab, seed=22 + i) for i in range(case.drafts)]
     engine = Engine(target, drafts, end_tokens=END)
     EnumeratedRandomness(monkeypatch).assert_plain(engine, [1, 1], case.method, case.length, params)
+
+
+class Sequential(StandInBlock):
+    """As DSpark: a place's distribution depends on the token before it, too."""
+
+    markov = True
+
+    def follow(self, logits: Tensor, states: Tensor, tokens: list[int]) -> Tensor:
+        return logits + torch.tensor([[0.7 * (token - 1) * place for place in range(3)] for token in tokens])
+
+
+@pytest.mark.parametrize("options", [{"gamma": 3}, {"width": 2, "gamma": 2, "least": 0.0}], ids=str)
+def test_law_of_a_sequential_block_is_exact(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, method = TabularModel.random(3, seed=21, n_layers=3), Method.parse({"name": "dflash", **options})
+    engine = Engine(target, end_tokens=END)
+    engine.set_draft_models(method, [Sequential(TabularModel.random(3, seed=12, n_layers=2))])
+    EnumeratedRandomness(monkeypatch).assert_plain(engine, [1, 1], method, 3, WARPED)
 
 
 SAMPLED: dict[str, dict[str, Any]] = {

@@ -1,7 +1,8 @@
 """Drafting with blocks: one pass of a head gives a distribution for each of the next places below a root.
 
-All nodes of a depth below a root have the same one, whatever lies between; verification is told just that. So a chain
-or a tree below a root costs one pass, and any drafter that asks layer by layer works with them.
+All nodes of a depth below a root have the same one, whatever lies between (in DSpark the token of the node counts,
+too); verification is told just that. So a chain or a tree below a root costs one pass, and any drafter that asks layer
+by layer works with them.
 """
 
 from __future__ import annotations
@@ -75,19 +76,21 @@ class BlockSource(HeadSource):
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] after each node, from the block of the root that it hangs on."""
         model: Any = self.reader.model
-        roots = set(forest.live)
+        follows, roots = getattr(model, "markov", None) is not None, set(forest.live)
         anchors = [next(one for one in reversed(forest.path(node)) if one in roots) for node in nodes]
         if new := sorted(set(anchors) - self._blocks.keys()):
-            answer = yield from self.ask(forest, new, (model.n_layers,) if hidden else ())
+            answer = yield from self.ask(forest, new, (model.n_layers,) if hidden or follows else ())
             seen = answer.hidden.get(model.n_layers)
             for row, (root, logits) in enumerate(zip(new, answer.logits, strict=True)):
                 states = None if seen is None else seen[row].view(model.count, -1)
                 self._blocks[root] = logits.view(model.count, -1), states
         places = [(root, forest.depth[node] - forest.depth[root]) for root, node in zip(anchors, nodes, strict=True)]
         made = Answer(torch.stack([self._blocks[root][0][place] for root, place in places]))
-        if hidden:
+        if hidden or follows:
             rows = [states[place] for root, place in places if (states := self._blocks[root][1]) is not None]
             made.hidden[model.n_layers] = torch.stack(rows)
+        if follows:
+            made.logits = model.follow(made.logits, made.hidden[model.n_layers], [forest.token[node] for node in nodes])
         return made
 
     def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:

@@ -139,3 +139,23 @@ def test_an_engine_with_a_block_uses_it(head_of: Any, tmp_path: Path) -> None:
     beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2}
     plain = engine.generate([1, 2, 3], {"name": "beam-search", "width": 2}, max_new_tokens=8)
     assert engine.generate([1, 2, 3], beams, max_new_tokens=8).tokens == plain.tokens
+
+
+def test_a_sequential_head_goes_on_from_each_draft(tmp_path: Path) -> None:
+    """DSpark, in a chain at temperature 0 and in sampled trees, alone and in batches."""
+    raw = config(speculators_model_type="dspark", markov_rank=4, sample_from_anchor=False)
+    target, tensors = decoder(3, torch.float64), write(tmp_path, raw)
+    engine = Engine(target, [dflash.load(tmp_path, target)])
+    result = engine.generate(prompt_of(9), METHODS["chain"], {"temperature": 0}, max_new_tokens=10)
+    text = [*prompt_of(9), *result.tokens]
+    for made in result.rounds:
+        chain = made.forest_token[1:]
+        drafts = [*chain, 0, 0, 0][:3]
+        wanted = says(raw, tensors, target, text[: made.position + 1], drafts).argmax(-1).tolist()
+        assert chain == wanted[: len(chain)]
+    plain = engine.generate(prompt_of(9), "autoregressive", {"temperature": 0}, max_new_tokens=10)
+    assert result.tokens == plain.tokens and result.metrics.drafted
+    requests = [{"prompt": prompt_of(1 + 9 * i), "seed": i} for i in range(4)]
+    options: dict[str, Any] = {"method": METHODS["tree"], "sampling": {"temperature": 0.9}, "max_new_tokens": 8}
+    alone = [engine.generate(**request, **options).tokens for request in requests]
+    assert [found.tokens for found in engine.batch(requests, 3, **options)] == alone

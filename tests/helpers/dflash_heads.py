@@ -63,6 +63,11 @@ def weights(raw: dict[str, Any], seed: int = 5) -> dict[str, Tensor]:
     known = raw.get("draft_vocab_size", VOCAB)
     if known < VOCAB:
         shapes["lm_head.weight"] = (known, d)
+    if rank := raw.get("markov_rank"):
+        shapes |= {"markov_head.markov_w1.weight": (VOCAB, rank), "markov_head.markov_w2.weight": (known, rank)}
+        shapes |= {"confidence_head.proj.weight": (1, d + rank), "confidence_head.proj.bias": (1,)}
+        if raw.get("markov_head_type") == "gated":
+            shapes |= {"markov_head.gate_proj.weight": (rank, d + rank), "markov_head.gate_proj.bias": (rank,)}
     made = {name: torch.randn(shape, generator=generator) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
     if known < VOCAB:
         words = torch.randperm(VOCAB, generator=generator)[:known].sort().values
@@ -96,11 +101,17 @@ def seen(raw: dict[str, Any], slides: bool, context: int) -> Tensor:
 
 
 @torch.no_grad()
-def says(raw: dict[str, Any], tensors: dict[str, Tensor], target: Decoder, tokens: Sequence[int]) -> Tensor:
+def says(
+    raw: dict[str, Any],
+    tensors: dict[str, Tensor],
+    target: Decoder,
+    tokens: Sequence[int],
+    drafts: Sequence[int] = (),
+) -> Tensor:
     """Logits [drafts, V] of the block behind the last of some tokens; -inf where it does not know a token.
 
     Keys and values of context come from the fused states of the target at all tokens but the last; the block's rows are
-    the embeddings of the last and of masks.
+    the embeddings of the last and of masks. DSpark adds what the token before a place says: the last, then `drafts`.
     """
     layer, size = raw.get("transformer_layer_config", raw), raw["block_size"]
     w = {name: part.to(target.dtype) if part.is_floating_point() else part for name, part in tensors.items()}
@@ -128,9 +139,17 @@ def says(raw: dict[str, Any], tensors: dict[str, Tensor], target: Decoder, token
         rows = norm(x, part["post_attention_layernorm.weight"])
         gate, up = (rows @ part[f"mlp.{x}_proj.weight"].T for x in ("gate", "up"))
         x = x + (torch.nn.functional.silu(gate) * up) @ part["mlp.down_proj.weight"].T
-    x = norm(x, w["norm.weight"])[0 if raw.get("sample_from_anchor") else 1 :]
+    from_anchor = raw.get("sample_from_anchor", raw.get("speculators_model_type") == "dspark")
+    x = norm(x, w["norm.weight"])[0 if from_anchor else 1 :]
+    more: Any = 0
+    if raw.get("markov_rank"):
+        before = w["markov_head.markov_w1.weight"][torch.tensor([tokens[-1], *drafts])]
+        if "markov_head.gate_proj.weight" in w:
+            made = torch.cat((x, before), -1) @ w["markov_head.gate_proj.weight"].T + w["markov_head.gate_proj.bias"]
+            before = made.sigmoid() * before
+        more = before @ w["markov_head.markov_w2.weight"].T
     if "d2t" not in w:
-        return x @ target.head.weight.T
+        return x @ target.head.weight.T + more
     whole = x.new_full((len(x), VOCAB), -torch.inf)
-    whole[:, torch.arange(len(w["d2t"])) + w["d2t"]] = x @ w["lm_head.weight"].T
+    whole[:, torch.arange(len(w["d2t"])) + w["d2t"]] = x @ w["lm_head.weight"].T + more
     return whole

@@ -59,7 +59,13 @@ EAGLE: Names = {
     "mask": ("mask",),  # made of a row of embeddings
     "mask_states": ("mask_hidden",),
 }
-DFLASH: Names = {**_HEAD, "state_norm": ("hidden_norm.weight",), "mask": ("mask",)}
+DFLASH: Names = {
+    **_HEAD,
+    "state_norm": ("hidden_norm.weight",),
+    "mask": ("mask",),
+    **{f"markov.{x}.weight": (f"markov_head.markov_{x}.weight",) for x in ("w1", "w2")},
+    **both("markov.gate", "markov_head.gate_proj"),
+}
 
 QWEN_3: Names = {**LLAMA, **HEAD_NORMS}
 

@@ -27,6 +27,7 @@ from draftwood.models.flat import AttentionMetadata, CachedKV, Scores
 from draftwood.models.functions import rms_norm
 from draftwood.models.heads.block_head import Block, BlockMask, answers, blocks_of, repeated, wanted_rows
 from draftwood.models.heads.eagle_head import check_reads, shape
+from draftwood.models.heads.markov_head import MarkovHead
 from draftwood.models.heads.state_head import StateHead
 from draftwood.models.layers.attention import Attention
 from draftwood.models.modules import Linear
@@ -36,7 +37,8 @@ class DFlashHead(StateHead):
     """A block drafter; its embeddings are the target's, and its head too unless its vocabulary is smaller.
 
     `masks` say what the rows of a block see in each layer. Row `first` of a block is that of the token after the
-    anchor: 1, or 0 where the anchor's own row is. Embeddings are multiplied by `embedding_scale`.
+    anchor: 1, or 0 where the anchor's own row is. Embeddings are multiplied by `embedding_scale`. With `markov`, as in
+    DSpark, the distribution of a place depends on the token before it, see `follow`.
     """
 
     head_kind = "dflash"
@@ -62,6 +64,7 @@ class DFlashHead(StateHead):
         self.fc = Linear(self.states, config.hidden_size, bias=False)
         self.state_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.mask = nn.Parameter(torch.zeros(config.hidden_size))  # the row of a token that is not known
+        self.markov: MarkovHead | None = None
         self.borrows_head = config.vocab_size == target.vocab_size
         if self.borrows_head:
             self.decoder.head = target.head
@@ -138,6 +141,18 @@ class DFlashHead(StateHead):
         for layer, states in whole.kept.items():
             batch.kept[layer] = answers(states, self.count, batch)
         return answers(x, self.count, batch)
+
+    @torch.inference_mode()
+    def follow(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Logits [n, V] of places of blocks behind tokens [n], from those without these and states [n, D]."""
+        if self.markov is None:
+            return logits
+        count, many = len(tokens), self.decoder.padded_rows(len(tokens))
+        before = repeated(torch.tensor(tokens, device=self.device), many)
+        more: Tensor = self.markov(before, repeated(states.to(self.computed), many))[:count].to(logits.dtype)
+        if self.words is None:
+            return torch.add(logits, more)
+        return logits.index_add(-1, self.words, more)
 
     def _read_context(self, batch: Batch, cache: Cache, anchors: set[int]) -> None:
         """Store keys and values of the rows that are no anchors, from the target's states at them."""

@@ -1,4 +1,7 @@
-"""Block drafters as others publish them: DFlash in the layouts of `speculators` and of its authors (z-lab)."""
+"""Block drafters as others publish them: DFlash in the layouts of `speculators` and of its authors, DSpark.
+
+DSpark's confidence head is not read: depth controllers end drafts.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ from draftwood.models.heads.foreign_heads import (
     parameters_of,
     read_tensors,
 )
+from draftwood.models.heads.markov_head import MarkovHead
 from draftwood.util.safe_parsing import short_repr
 
 WINDOW_KEYS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "is_causal")
@@ -83,7 +87,8 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
     reads = _reads(raw, own, target, config.num_hidden_layers)
     check_reads(reads, target)
     block = keys.positive_int(own, "block_size", 8 if ours else 16, MAX_BLOCK)
-    first = 0 if ours and keys.flag(own, "sample_from_anchor", False) else 1
+    spark = own.get("speculators_model_type") == "dspark"
+    first = 0 if ours and keys.flag(own, "sample_from_anchor", spark) else 1
     if block <= first:
         raise ModelError(f"block_size is {block}, but must be 2 to {MAX_BLOCK}")
     embedding_scale = keys.positive_number(own, "input_embedding_scale", 1.0)
@@ -91,7 +96,10 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
     whose = fingerprint(target)  # reads embeddings, which are not on the meta device
     with torch.device("meta"):
         made = DFlashHead(config, reads, target, block, first, masks, embedding_scale, whose)
+        if spark:
+            made.markov = _markov(own, full.vocab_size, config)
     made.words = words
+    tensors = {name: part for name, part in tensors.items() if not (spark and name.startswith("confidence_head."))}
     for name in ("embed_tokens.weight", *(["lm_head.weight"] if words is None else [])):
         tensors.pop(name, None)  # the target's
     tensors["mask"] = mask_embedding(own, target) * embedding_scale
@@ -101,6 +109,15 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
     if words is None:
         made.decoder.head = target.head
     return made, state
+
+
+def _markov(own: Raw, vocabulary: int, config: DecoderConfig) -> MarkovHead | None:
+    """The sequential head of DSpark; None where it has none. ModelError for a kind that is not read."""
+    keys.only(own, "markov_head_type", "vanilla", "gated")
+    rank = keys.whole_number(own, "markov_rank", 256)
+    if not rank:
+        return None
+    return MarkovHead(vocabulary, config.vocab_size, rank, config.hidden_size, own.get("markov_head_type") == "gated")
 
 
 def _authors(raw: Raw) -> Raw:

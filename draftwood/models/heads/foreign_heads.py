@@ -38,7 +38,8 @@ UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # t
 
 
 FILES = {"eagle": "eagle", "medusa": "heads", "draft": "draft", "dflash": "dflash"}  # kind -> name of its file
-SPECULATORS = {"eagle3": "eagle", "peagle": "eagle", "dflash": "dflash"}  # speculators_model_type -> kind
+# speculators_model_type -> kind
+SPECULATORS = {"eagle3": "eagle", "peagle": "eagle", "dflash": "dflash", "dspark": "dflash"}
 
 
 def kind_of(directory: Path) -> str | None:

@@ -24,12 +24,15 @@ from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.session import Session
 
+SPARK: dict[str, Any] = {"speculators_model_type": "dspark", "markov_rank": 4}
 KINDS: dict[str, dict[str, Any]] = {
     "speculators": {},
     "from-anchor": {"sample_from_anchor": True},
     "few-words": {"draft_vocab_size": 11},
     "windows": {"layer": SLIDING},
     "windows-both-ways": {"layer": SLIDING, "sliding_window_non_causal": True},
+    "spark": SPARK,
+    "spark-gated": {**SPARK, "markov_head_type": "gated", "sample_from_anchor": False, "draft_vocab_size": 11},
     "authors": {"authors": True},
     "authors-windows": {"authors": True, "layer": SLIDING},
     "authors-windows-both-ways": {"authors": True, "layer": SLIDING, "is_causal": False},
@@ -49,7 +52,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
         pack(target, holder(dtype, target.device, None, "native"))
     head = dflash.load(tmp_path, target)
     assert head.decoder.native == (held == "native") and head.reads == (1, 2, 3)
-    assert head.count == BLOCK - (kind != "from-anchor")
+    assert head.count == BLOCK - (kind not in ("from-anchor", "spark"))
     sessions = Session(target, target.new_cache()), BlockSession(head, head.new_cache(), "draft")
     source, close = BlockSource(*sessions, head.reads), {torch.float32: 2e-4, torch.float64: 1e-6}[dtype]
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -62,7 +65,8 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
         for token in range(head.count - 1):
             nodes += forest.propose(nodes[-1], [token, token + 1], None)[:1]
         made = driven(source.answer(forest, nodes, hidden=True))
-        wanted = says(raw, tensors, plain, text).clamp(min=ABSENT_LOGIT).to(made.logits.dtype)
+        drafts = [forest.token[node] for node in nodes[1:]]
+        wanted = says(raw, tensors, plain, text, drafts).clamp(min=ABSENT_LOGIT).to(made.logits.dtype)
         torch.testing.assert_close(made.logits, wanted, atol=close, rtol=close)
         assert made.hidden[head.n_layers].shape == (head.count, 24)
         source.take([], [], forest, ())
@@ -125,6 +129,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("config.json: rms_norm_eps is -1, but must be a positive", layer={"rms_norm_eps": -1})
     change("mask_token_id is 19, but must be one of the target's 19 tokens", mask_token_id=19)
     change("mask_token_id is None, but must be one", mask_token_id=None)
+    change("markov_head_type .*only 'vanilla'", **SPARK, markov_head_type="rnn")
     change("block_size is 1, but must be 2 to 64", block_size=1)
     change("dflash_config has 'selector_rank', which is not known", authors=True, dflash_config={"selector_rank": 4})
     change("asks for sliding_attention|layer_types is", layer={"layer_types": ["chunked"] * 2})
@@ -133,7 +138,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="was made for a target 24 wide, but this one is 32 wide"):
         dflash.load(tmp_path, wide())
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "xpress"}))
-    with pytest.raises(ModelError, match="type 'xpress', but of these only eagle3, peagle and dflash are read"):
+    with pytest.raises(ModelError, match="type 'xpress', but of these only eagle3, peagle, dflash and dspark are read"):
         foreign_heads.kind_of(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config(authors=True)))
     assert foreign_heads.kind_of(tmp_path) == "dflash" and QWEN_LAYER["model_type"] == "qwen3"

@@ -156,7 +156,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="was made for a target 24 wide, but this one is 32 wide"):
         eagle.load(tmp_path, wide())
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "eagle"}))
-    with pytest.raises(ModelError, match="type 'eagle', but of these only eagle3, peagle and dflash are read"):
+    with pytest.raises(ModelError, match="type 'eagle', but of these only eagle3, peagle, dflash and dspark are read"):
         foreign_heads.kind_of(tmp_path)
 
 
