@@ -61,7 +61,8 @@ class Decoder(DecoderWeights):
     @property
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
-        if self._program is not None or not self.native or self.streams is not None:
+        apart = self.streams is not None or self.config.has_latent_experts
+        if self._program is not None or not self.native or apart:
             return self._program is not None
         known = not self.config.has_new_knobs or knows_fp8_and_orders()
         rare = not self.config.has_rare_knobs or knows_all_knobs()

@@ -109,6 +109,12 @@ class DecoderConfig:
         return mixers or feeds or self.embedding_norm
 
     @property
+    def has_latent_experts(self) -> bool:
+        """True if experts read and make less than rows, which no native library knows."""
+        each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
+        return any(c.experts is not None and c.experts.latent_size for c in each)
+
+    @property
     def has_new_knobs(self) -> bool:
         """True if a layer has knobs that no native library knows without FP8 and orders."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]

@@ -42,6 +42,7 @@ class ExpertsConfig:
     shared_gate: bool = False
     beside_mlp: bool = False
     weighs_inputs: bool = False
+    latent_size: int = 0  # width of what the chosen experts read and make, by a product before and behind; 0: as rows
     limit: float | None = None  # gpt-oss: (up + 1) * gate * sigmoid(1.702 gate), with |up| and gate at most this
 
     @property

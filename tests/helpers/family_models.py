@@ -431,6 +431,14 @@ HYBRID_MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5},
         },
     ),
+    "nemotron_h_latent": (
+        "nemotron_h",
+        {
+            **{**HYBRIDS["nemotron_h"][1], "layers_block_type": ["mamba", "moe", "attention", "moe"]},
+            **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_latent_size": 16},
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
     "lfm2_moe": (
         "lfm2_moe",
         {

@@ -5,6 +5,8 @@ A row's sum runs over its experts in the order of their numbers, whatever the ot
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -64,13 +66,19 @@ class Experts(Part):
         self.how: ExpertsConfig = e
         self.router = ExactLinear(width, e.count, e.router_bias)
         self.selection_bias = nn.Parameter(torch.zeros(e.count)) if e.selection_bias else None
-        self.experts = nn.ModuleList(Expert(config, e.intermediate_size, e.bias, e.limit) for _ in range(e.count))
+        inside = replace(config, hidden_size=e.latent_size or width)
+        self.to_latent = Linear(width, e.latent_size, config.mlp_bias) if e.latent_size else None
+        self.from_latent = Linear(e.latent_size, width, config.mlp_bias) if e.latent_size else None
+        self.experts = nn.ModuleList(Expert(inside, e.intermediate_size, e.bias, e.limit) for _ in range(e.count))
         self.shared = Expert(config, e.shared_size) if e.shared_size else None
         self.shared_gate = ExactLinear(width, 1, bias=False) if e.shared_gate else None
 
     def computed(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out = self._mixed(rows, *self.route(rows))
+        chosen, weights = self.route(rows)
+        out = self._mixed(rows if self.to_latent is None else self.to_latent(rows), chosen, weights)
+        if self.from_latent is not None:
+            out = self.from_latent(out)
         if self.shared is not None:
             made = self.shared(rows[None])[0]
             if self.shared_gate is not None:

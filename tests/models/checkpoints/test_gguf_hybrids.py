@@ -27,6 +27,7 @@ CHANGES["falcon_h1_multipliers"] = {"mamba_norm_before_gate": False}  # llama.cp
 CHANGES["nemotron_h"] = CHANGES["nemotron_h_experts"] = {"time_step_min": 1e-30}
 CHANGES["lfm2_moe"] = {"tie_word_embeddings": True}  # the format has no other head there
 CHANGES["granite_hybrid_rope"] = {"attention_bias": True}
+del CHANGES["nemotron_h_latent"]  # not read from files
 del CHANGES["qwen3_next_dense"]  # layers without experts, between others, have no word there
 
 

@@ -326,10 +326,10 @@ def nemotron_h(raw: Raw) -> DecoderConfig:
 
 
 def _nemotron_experts(raw: Raw) -> ExpertsConfig:
-    keys.only(raw, "moe_latent_size")
+    latent = 0 if raw.get("moe_latent_size") is None else keys.positive_int(raw, "moe_latent_size", 0)
     known = experts_of({**raw, "num_experts": raw.get("n_routed_experts")}, 8, 2, 7688)
     shared = _whole(raw, "moe_shared_expert_intermediate_size", 7688)
-    return replace(grouped_experts(raw, known, "sigmoid"), gated=False, shared_size=shared)
+    return replace(grouped_experts(raw, known, "sigmoid"), gated=False, shared_size=shared, latent_size=latent)
 
 
 def _state_space(

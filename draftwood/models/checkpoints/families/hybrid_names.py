@@ -93,6 +93,8 @@ NEMOTRON_H: Names = {
     **both("layers.{i}.feed.down", f"{_BLOCK}.mixer.down_proj"),
     "layers.{i}.feed.router.weight": (f"{_BLOCK}.mixer.gate.weight",),
     "layers.{i}.feed.selection_bias": (f"{_BLOCK}.mixer.gate.e_score_correction_bias",),
+    **both("layers.{i}.feed.to_latent", f"{_BLOCK}.mixer.fc1_latent_proj"),
+    **both("layers.{i}.feed.from_latent", f"{_BLOCK}.mixer.fc2_latent_proj"),
     **{
         f"layers.{{i}}.feed.experts.{{e}}.{x}.weight": (f"{_BLOCK}.mixer.experts.{{e}}.{x}_proj.weight",)
         for x in _HALVES
