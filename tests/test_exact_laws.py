@@ -85,7 +85,7 @@ CASES = [
     Case({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 0, 3, 3, ALWAYS),
     *(
         Case({"name": "mcsd", "drafter": drafter, "tree": [2, 1]}, 0, 3, 3)
-        for drafter in ("eagle", "mtp", "dflash", "skip", "lookup")
+        for drafter in ("eagle", "mtp", "dflash", "medusa", "skip", "lookup")
     ),
     Case({"name": "mcsd", "drafter": "lookup", "tree": [2, 1], "verify": "rejection"}, 0, 3, 4, ALWAYS),
     # blocks

@@ -144,7 +144,7 @@ class Case:
             return StandInBlock(self._random(9))
         if isinstance(self.method, StateHeadMethod) or self._drafter in ("eagle", "mtp"):
             return StandInHead(self._random(9), self.prompt)
-        if "heads" in type(self.method).model_fields:
+        if "heads" in type(self.method).model_fields or self._drafter == "medusa":
             return StandInHeads(self._random(9), max(2, self.tokens - 2))
         skips = isinstance(self.method, SelfSpeculative) or self._drafter == "skip"
         return (SkippedTarget if skips else StandInExit)(self._random(9), self.target)

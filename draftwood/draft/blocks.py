@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.core.forest import Forest
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import trunk_node
 from draftwood.draft.states import HeadSession, HeadSource
 from draftwood.runtime.session import Answer, ForwardJob, Run, TokenRow
 
@@ -105,3 +106,43 @@ class BlockSource(HeadSource):
         for node in nodes:
             self._right.update(forest.path(node)[:-1])
         return {**self._trunk, **self._nodes, **dict.fromkeys(nodes, nothing)}
+
+
+@dataclass(slots=True)
+class MedusaSource(BlockSource):
+    """Draft logits of Medusa heads (`models.heads.medusa.Heads`): head k says what hangs k places below a root.
+
+    They read the target's state at the token before the root, so nothing is drafted before the target has read.
+    """
+
+    @property
+    def before(self) -> int:
+        return 1
+
+    def begin(self, forest: Forest) -> None:
+        model: Any = self.reader.model
+        self._blocks = {}
+        self._end = forest.position(forest.live[0]) + model.count if self.target.cached else 0
+
+    def lacks(self) -> int:
+        """Nothing: the run that verified the last token brought the state that is read."""
+        return 0
+
+    def ask(self, forest: Forest, nodes: Sequence[int], hidden: tuple[int, ...]) -> Generator[Run, Answer, Answer]:
+        """A run of the heads for some roots, as tokens of a text of their own, which is forgotten at once."""
+        self._sort()
+        end = trunk_node(len(forest.trunk) - 1)
+        before = [end if forest.parent[root] == TRUNK else forest.parent[root] for root in nodes]
+        if unknown := sorted({*before} - self._trunk.keys() - self._nodes.keys()):
+            answer = yield Run(self.target, forest, unknown, logits=False, hidden=self.reads)
+            for node, state in zip(unknown, answer.hidden[self.reads[0]], strict=True):
+                self._keep(node, state)
+        self._trunk = {node: state for node, state in self._trunk.items() if node == end}
+        states = [self._trunk[node] if node < TRUNK else self._nodes[node] for node in before]
+        alone = Forest([])
+        cells = [alone.add(TRUNK, number) for number in range(len(states))]
+        answer = yield Run(self.reader, alone, cells, given=dict(zip(cells, states, strict=True)))
+        self.reader.commit([], [], alone)
+        model: Any = self.reader.model
+        answer.hidden = dict.fromkeys(hidden, torch.stack(states).repeat(1, model.count))  # of each head what it reads
+        return answer

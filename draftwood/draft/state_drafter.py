@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from draftwood.core.forest import Forest
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Drafting, Proposer, Source
-from draftwood.draft.blocks import BlockSession, BlockSource
+from draftwood.draft.blocks import BlockSession, BlockSource, MedusaSource
 from draftwood.draft.shared import SharedSession
 from draftwood.draft.states import AssistantSource, ExitSource, HeadSource, StateSource
 from draftwood.draft.suffix import EarlierAnswers
+from draftwood.models.heads.medusa import Heads
 from draftwood.runtime.session import Session
 from draftwood.sampling.distributions import Distributions
 
@@ -54,6 +55,8 @@ class StateDrafter(Drafter):
 def source_of(session: Session, target: Session) -> Source:
     """Draft logits of the model of `session`: a head or an exit over the target's states, or any other model."""
     reads, layers = (getattr(session.model, name, None) for name in ("reads", "layers"))
+    if isinstance(session.model, Heads):
+        return MedusaSource(target, session, (target.model.n_layers,))
     if isinstance(session, BlockSession) and reads is not None:
         return BlockSource(target, session, tuple(reads))
     if reads is not None:

@@ -14,7 +14,7 @@ from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, spa
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Chain, Depth, Mixed, Widths, check_rows, controller, listed
 from draftwood.methods.sequences import LOSSLESS, RULES, DrawnMethod, OneHypothesis, suffix_lookup
-from draftwood.methods.sources import BlockHead, Exit, Head, Skip, heads_of, mtp_heads, skipped_target
+from draftwood.methods.sources import BlockHead, Exit, Head, Skip, heads_of, medusa_heads, mtp_heads, skipped_target
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import dflash, eagle, medusa
 from draftwood.models.heads import exit as exits
@@ -188,11 +188,10 @@ class Medusa(OneHypothesis):
 
     @property
     def drafts_from(self) -> object:
-        return "heads", self.heads
+        return "medusa", self.heads
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        given = [model for model in drafts if isinstance(model, medusa.Heads)]
-        return given[:1] if given and self.heads is None else [medusa.find(target, self.heads)]
+        return medusa_heads(target, self.heads, drafts)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         heads = cast(medusa.Heads, drafts[0].model)

@@ -13,7 +13,7 @@ from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method
 from draftwood.models.base import CausalModel
-from draftwood.models.heads import dflash, eagle, mtp, skip
+from draftwood.models.heads import dflash, eagle, medusa, mtp, skip
 from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
@@ -38,6 +38,15 @@ BlockHead = Annotated[
         description="directory of the target's DFlash head; null: one given as a draft, else that next to its weights",
     ),
 ]
+MedusaHeads = Annotated[
+    str | None,
+    FILE,
+    Field(
+        min_length=1,
+        description="directory of the target's Medusa heads; null: those given as a draft, else those next to its "
+        "weights",
+    ),
+]
 Skip = Annotated[
     str | None,
     FILE,
@@ -60,6 +69,12 @@ def mtp_heads(target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[Ca
     return given[:1] or [mtp.find(target)]
 
 
+def medusa_heads(target: CausalModel, heads: str | None, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+    """The heads of a directory; None: those that were loaded as a draft, else those next to the target's weights."""
+    given = [model for model in drafts if isinstance(model, medusa.Heads)]
+    return given[:1] if given and heads is None else [medusa.find(target, heads)]
+
+
 def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped | None = None) -> CausalModel:
     """The target without the sublayers that are named, or that a file names."""
     return skip.skipping(target, skip.load(Path(file), target) if file is not None else skipped)
@@ -72,17 +87,19 @@ class SourcedMethod(Method):
         "exit": "exit",
         "eagle": "head",
         "dflash": "block",
+        "medusa": "medusa",
         "skip": "skip",
     }
 
-    drafter: Literal["model", "exit", "eagle", "mtp", "dflash", "skip", "lookup"] = Field(
+    drafter: Literal["model", "exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup"] = Field(
         default="model",
         description="a draft model; of the target an exit, an EAGLE head, its layer of multi-token prediction or "
-        "assistant, a DFlash head, or itself with sublayers skipped; or counts of n-grams in the text",
+        "assistant, a DFlash head, Medusa heads, or itself with sublayers skipped; or counts of n-grams in the text",
     )
     exit: Exit = None
     head: Head = None
     block: BlockHead = None
+    medusa: MedusaHeads = None
     skip: Skip = None
 
     @model_validator(mode="after")
@@ -124,6 +141,8 @@ class SourcedMethod(Method):
             return heads_of(eagle, target, self.head, drafts)
         if self.drafter == "dflash":
             return heads_of(dflash, target, self.block, drafts)
+        if self.drafter == "medusa":
+            return medusa_heads(target, self.medusa, drafts)
         if self.drafter == "mtp":
             return mtp_heads(target, drafts)
         if self.drafter == "skip":

@@ -57,11 +57,11 @@ MORE_OPTIONS: list[dict[str, Any]] = [
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
     *(
         {"name": "dsbd", "drafter": each, "draft_width": 3, "gamma": 2}
-        for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
+        for each in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
     ),
     *(
         {"name": "speculative-beam-search", "drafter": each}
-        for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
+        for each in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
     ),
     {"name": "lookup", "drafts": "drawn", "gamma": 2},
     {"name": "speculative", "gamma": 3},

@@ -52,8 +52,8 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--method", "dsbd", "--set", "n_best=7"], "n_best is 7, but there are at most 6 beams; widen the beams"),
     (["--method", "dsbd", "--set", "n_best=0"], "option 'n_best' is 0"),
     (
-        ["--method", "dsbd", "--set", "drafter=medusa"],
-        "'medusa', but must be 'model', 'exit', 'eagle', 'mtp', 'dflash', 'skip' or 'lookup'",
+        ["--method", "dsbd", "--set", "drafter=heads"],
+        "'heads', but must be 'model', 'exit', 'eagle', 'mtp', 'dflash', 'medusa', 'skip' or 'lookup'",
     ),
     (["--method", "beam-sampling", "--set", "width=0"], "option 'width' is 0"),
     (["--method", "beam-sampling", "--set", "gamma=2"], "method beam-sampling has no option 'gamma'"),

@@ -59,7 +59,7 @@ def test_types_of_options(command: Command) -> None:
         "replacement": "true or false",
         "depth": "text",
         "verify": "traversal or rejection or kseq or coupled or longest or longest-root",
-        "drafter": "model or exit or eagle or mtp or dflash or skip or lookup",
+        "drafter": "model or exit or eagle or mtp or dflash or medusa or skip or lookup",
     }
     assert wanted.items() <= types.items()
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import config, says, write
-from every_method import BLOCK, EAGLE, EXIT, engine, shortage
+from every_method import BLOCK, EAGLE, EXIT, HEADS, TARGET, engine, shortage
 from greedy_reference import prompt_of
 from native_library import needs_native
 from small_decoder import decoder
-from tabular import follows
+from tabular import follows, random_heads
 from test_beams_end_to_end import END, PROMPT, law_of
 from test_beams_exact import ENDLESS, EXACT, Enumerated, distance
 from torch import Tensor
@@ -25,7 +25,7 @@ from draftwood.draft import HeadSource, NgramSource
 from draftwood.models.heads import eagle
 from draftwood.runtime.session import Answer, Run
 
-DRAFTERS = ("exit", "eagle", "dflash", "skip", "lookup")
+DRAFTERS = ("exit", "eagle", "dflash", "medusa", "skip", "lookup")
 SEARCH: dict[str, Any] = {"width": 3, "n_best": 3, "length_penalty": 0.5}
 
 
@@ -86,7 +86,7 @@ def hypotheses(result: GenerationResult) -> list[tuple[list[int], float, list[fl
 
 def drafting_engine(method: dict[str, Any]) -> Engine:
     ours = engine()
-    models = {"exit": EXIT, "eagle": EAGLE, "dflash": BLOCK}
+    models = {"exit": EXIT, "eagle": EAGLE, "dflash": BLOCK, "medusa": HEADS}
     if method["drafter"] in models:
         ours.set_draft_models(method, [models[method["drafter"]]])
     return ours
@@ -176,6 +176,19 @@ def test_a_head_reads_the_targets_states_of_all_verified_tokens(
         torch.testing.assert_close(logits, says(config(), tensors, target, tokens, drafts), atol=1e-6, rtol=0)
 
 
+def test_medusa_heads_are_asked_as_method_medusa_asks_them() -> None:
+    """Chains of both methods draft the same tokens, in rounds behind accepted and behind rejected ones."""
+    ours = engine()
+    heads = random_heads(TARGET.config.hidden_size, TARGET.vocab_size, 3, scale=0.1).float()
+    rounds = []
+    for method in ({"name": "medusa"}, {"name": "mcsd", "drafter": "medusa"}):
+        method = {**method, "tree": [1, 1, 1], "depth": "fixed"}
+        ours.set_draft_models(method, [heads])
+        result = ours.generate(prompt_of(9), method, {"temperature": 0}, max_new_tokens=20)
+        rounds.append([(each.drafted, each.accepted) for each in result.rounds])
+    assert rounds[0] == rounds[1] and sum(drafted for drafted, _ in rounds[0]) > 20
+
+
 # -- n-gram counts -----------------------------------------------------------------------------------------------------
 
 
@@ -221,5 +234,5 @@ def test_bad_options_are_refused() -> None:
     for option, drafter in (("exit", "exit"), ("head", "eagle"), ("skip", "skip")):
         with pytest.raises(ConfigurationError, match=f"but drafter is lookup; say drafter={drafter}"):
             Method.parse({"name": "dsbd", "drafter": "lookup", option: "somewhere"})
-    with pytest.raises(ConfigurationError, match=r"needs a draft.*drafter=exit, eagle, mtp, dflash, skip or lookup"):
+    with pytest.raises(ConfigurationError, match=r"needs a draft.*=exit, eagle, mtp, dflash, medusa, skip or lookup"):
         Engine(decoder(3)).generate([1, 2], {"name": "speculative-beam-search"}, max_new_tokens=2)

@@ -52,7 +52,7 @@ BEAMS: dict[str, dict[str, Any]] = {
     "dynamic width": {"name": "dsbd", "gamma": 2, "draft_width": 2, "threshold": 0.3, "n_best": 2},
     **{
         f"beams by {drafter}": {"name": "dsbd", "drafter": drafter, "gamma": 1, "draft_width": 2, "width": 1}
-        for drafter in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
+        for drafter in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
     },
     "beams by tokens": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "warp": "token", "n_best": 2},
 }
@@ -143,7 +143,7 @@ def test_coupled_text_is_that_of_plain_decoding(name: str) -> None:
         {"name": "speculative-beam-search", "gamma": 2},
         *(
             {"name": "speculative-beam-search", "drafter": each}
-            for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
+            for each in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
         ),
     ],
     ids=str,

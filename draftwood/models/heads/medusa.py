@@ -156,5 +156,5 @@ def _ranks(known: object, count: int) -> list[list[float]]:
 
 
 def find(target: CausalModel, directory: str | None) -> Heads:
-    """The heads of a directory; None: those next to the target's weights."""
-    return load(directory or artifact.find(layered(target).home, KIND, "heads").parent, target)
+    """The heads of a directory; None: those next to the target's weights. They may be given as a draft, too."""
+    return load(directory or artifact.find(layered(target).home, KIND, "draft").parent, target)
