@@ -12,7 +12,9 @@ PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate"
 ONE = re.compile(
     r"(?:model|backbone)\.layers\.(\d+)\.(?:mlp|block_sparse_moe|mixer|feed_forward)\.experts\.\d+\.(\w+)\.weight"
 )  # in order of numbers
-BOTH = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts|block_sparse_moe)\.(\w+?)(?:\.weight|(_bias))?")
+BOTH = re.compile(
+    r"model\.layers\.(\d+)\.(?:(?:mlp|feed_forward)\.experts|block_sparse_moe)\.(\w+?)(?:\.weight|(_bias))?"
+)
 ARCHITECTURES = {
     **{"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"},
     **{"ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss"},
@@ -30,6 +32,9 @@ def tensors(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             parts.setdefault(f"blk.{found[1]}.ffn_{PARTS[found[2]]}_exps.weight", []).append(tensor)
         elif (found := BOTH.fullmatch(name)) and found[2] in ("input_linear", "output_linear"):  # Granite
             made |= _split(f"blk.{found[1]}", found[2] == "input_linear", "weight", tensor.chunk(2, 1), tensor)
+        elif found and ".feed_forward." in name:  # Llama 4: [in, out], gates, then ups
+            rows = tensor.mT
+            made |= _split(f"blk.{found[1]}", "gate" in found[2], "weight", rows.chunk(2, 1), rows)
         elif found and found[2] in ("gate_up_proj", "down_proj"):  # gpt-oss: [in, out], gate and up by turns
             rows = tensor if found[3] else tensor.mT
             halves = (rows[:, ::2], rows[:, 1::2])
@@ -71,6 +76,10 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
             "leading_dense_block_count": raw["moe_layer_start_index"],
             "interleave_moe_layer_step": raw["moe_layer_interval"],
         }
+    if raw["model_type"] == "llama4_text":
+        values |= {"expert_feed_forward_length": raw["intermediate_size"]}
+        values |= {"feed_forward_length": raw["intermediate_size_mlp"]}
+        values |= {"interleave_moe_layer_step": raw["interleave_moe_layer_step"]}
     if raw["model_type"] == "minimax_m2":
         values |= {"expert_gating_func": 2, "rope.dimension_count": raw["rotary_dim"]}
     if raw["model_type"] == "hunyuan_v1_moe":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftwood.errors import ModelError
 from draftwood.models.checkpoints import gguf_hybrids as hybrids
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families.family import Family
@@ -149,6 +150,24 @@ def _hunyuan_moe(file: Metadata, raw: Raw) -> Raw:
     return {"moe_topk": raw["num_experts_per_tok"], "num_shared_expert": file.value("expert_shared_count") or 1}
 
 
+def _llama4(file: Metadata, raw: Raw) -> Raw:
+    """What the file has no keys for is as in the published models; windows of 0 say that no layer is like theirs."""
+    if file.value("attention.sliding_window") == 0:
+        raise ModelError("attention.sliding_window is 0, so it is no Llama 4 as published; give another model")
+    return {
+        "intermediate_size_mlp": raw["intermediate_size"],
+        "intermediate_size": raw["moe_intermediate_size"],
+        "num_local_experts": raw["num_experts"],
+        "interleave_moe_layer_step": file.value("interleave_moe_layer_step", 1),
+        "use_qk_norm": raw["num_experts"] != 128,  # Scout has such norms, Maverick has not
+    }
+
+
+def _rows_apart(file: Metadata, family: Family) -> Family:
+    """Experts' matrices lie as [out, in]."""
+    return replace(family, transposed=frozenset())
+
+
 def _phimoe(file: Metadata, raw: Raw) -> Raw:
     rope = raw["rope_parameters"]
     factors = dict.fromkeys(("short_mscale", "long_mscale"), rope.get("attention_factor"))
@@ -223,6 +242,7 @@ ARCHITECTURES = {
     "dots1": Architecture("dots1", _all(mixture(False, SIGMOID), _dots1)),
     "minimax-m2": Architecture("minimax_m2", mixture(True, SIGMOID, fixed=True, one_size=True)),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _all(mixture(True, fixed=True, one_size=True), _hunyuan_moe)),
+    "llama4": Architecture("llama4_text", _all(mixture(False, SIGMOID, fixed=True), _llama4), adapt=_rows_apart),
     "phimoe": Architecture("phimoe", _all(mixture(True, fixed=True, one_size=True), _phimoe)),
     "deepseek2": Architecture("deepseek_v3", latent, adapt=latent_names),
     "gpt-oss": Architecture(

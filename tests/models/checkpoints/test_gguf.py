@@ -35,6 +35,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
     "llama3": {"rope_parameters": ROPE},
 }
+LLAMA_4 = {"attention_chunk_size": 8192, "no_rope_layers": None, "floor_scale": 8192, "attn_scale": 0.1}
 ONE_MSCALE = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.9}
 MSCALES: dict[str, Any] = {
     **dict.fromkeys(("short_mscale", "long_mscale"), 1.25),
@@ -81,6 +82,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the
         {},
     ),
     "apertus": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
+    "llama4": (LLAMA_4, {}),
     "dots1": ({"sliding_window": None}, {}),
     "hunyuan_moe": ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, {}),
     **{name: ({}, {}) for name in ("deepseek_v2", "deepseek_v3", "youtu")},

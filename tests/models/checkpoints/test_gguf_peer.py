@@ -53,6 +53,10 @@ FILES["cohere_norms"] = ({"num_hidden_layers": 64}, {})  # those norms are read 
 FILES["deepseek_v2"] = ({"n_group": 1, "topk_group": 1}, {})  # groups are judged by two scores there, as in V3
 FILES["deepseek_v2_lite"] = ({**FILES["deepseek_v2_lite"][0], "num_hidden_layers": 26}, {})  # told by its layers there
 FILES["deepseek_v3"] = ({"attention_bias": False}, {})
+FILES["llama4"] = (
+    {**FILES["llama4"][0], "num_local_experts": 16, "num_experts": 16},
+    {},
+)  # their number tells the model there
 FILES["dots1"] = ({"sliding_window": None, "num_key_value_heads": 4}, {})
 for phi in ("phimoe", "phimoe_long"):  # whose experts' weights are those of Mixtral's there, not the authors'
     del FILES[phi]
