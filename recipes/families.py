@@ -1,7 +1,7 @@
 """Compares a tiny random model of every family with transformers' own class, for the table in docs/models.md.
 
 `python -m recipes.families`, in a clone with what the tests need; takes a few minutes. With names of variants
-(tests/helpers/family_models.py) it prints their lines alone.
+(tests/helpers/family_variants.py) it prints their lines alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def compared(makers: Any, name: str) -> Comparison:
-    """A variant of tests/helpers/family_models.py beside transformers."""
+    """A variant of tests/helpers/family_variants.py beside transformers."""
     prompt: list[int] = makers.PROMPT
     with TemporaryDirectory() as place, torch.inference_mode():
         reference = makers.write(Path(place), name)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from checkpoint_files import VOCAB
-from family_models import FULL, SLIDING, randomised, write
+from family_models import randomised, write
+from family_variants import FULL, SLIDING
 from torch import Tensor
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import PROMPT, VARIANTS, chain
+from family_models import PROMPT, chain
 from family_models import write as write_family
+from family_variants import VARIANTS
 from native_library import needs_native
 
 from draftwood.models.backend.matrix import in_groups

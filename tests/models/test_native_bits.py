@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import HYBRIDS, VARIANTS, mostly_slow
+from family_models import mostly_slow
 from family_models import write as write_family
+from family_variants import VARIANTS
+from hybrid_variants import HYBRIDS
 from native_library import KV_TYPES, TYPES, chain, embedded, needs_native
 from walks import Walk
 

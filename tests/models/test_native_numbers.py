@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import write
-from family_models import PROMPT, VARIANTS, mostly_slow
+from family_models import PROMPT, mostly_slow
 from family_models import write as write_family
+from family_variants import VARIANTS
 from native_library import TYPES, chain, embedded, needs_native, python
 
 import draftwood

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_models import VARIANTS
+from family_variants import VARIANTS
 from torch import nn
 
 from draftwood import Engine, TabularModel

@@ -21,7 +21,7 @@ class MarkovHead(nn.Module):
         self.gate = Linear(width + rank, rank) if gated else None
 
     def forward(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """What is added to logits [n, words] behind tokens [n], with the block's states [n, D] in the rows of these."""
+        """The bias of logits [n, words] behind tokens [n], with the block's states [n, D] in the rows of these."""
         before = self.w1(tokens.clamp(max=self.w1.num_embeddings - 1)).to(states.dtype)
         if self.gate is not None:
             before = torch.sigmoid(self.gate(torch.cat((states, before), -1))) * before

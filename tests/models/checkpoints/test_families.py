@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import llama_like, ours
-from family_models import ALL, FIRST, PROMPT, USUAL, VARIANTS, chain, close, grow, mostly_slow, per_path, theirs, write
+from family_models import ALL, FIRST, PROMPT, USUAL, chain, close, grow, mostly_slow, per_path, theirs, write
+from family_variants import VARIANTS
 
 import draftwood
 from draftwood.core.forest import Forest, Verdict, advance

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import edit_json, ours
-from family_models import FULL, LONG_ROPE, PROMPT, SLIDING, chain, close, prompt_logits, theirs, write
+from family_models import PROMPT, chain, close, prompt_logits, theirs, write
+from family_variants import FULL, LONG_ROPE, SLIDING
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 

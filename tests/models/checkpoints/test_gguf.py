@@ -14,8 +14,9 @@ import torch
 from checkpoint_files import ours
 from checkpoint_files import write as write_llama
 from conftest import Command
-from family_models import LONG_ROPE, PROMPT, YARN, chain
+from family_models import PROMPT, chain
 from family_models import write as write_family
+from family_variants import LONG_ROPE, YARN
 from native_library import needs_native
 from safetensors.torch import load_file, save_file
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import HYBRID_MIXTURES, HYBRIDS, PROMPT, chain, grow, per_path, write
+from family_models import PROMPT, chain, grow, per_path, write
+from hybrid_variants import HYBRID_MIXTURES, HYBRIDS
 from safetensors.torch import load_file
 
 from draftwood.core.forest import Forest

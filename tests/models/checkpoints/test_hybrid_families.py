@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import HYBRID_MIXTURES, HYBRIDS, PROMPT, chain, grow, per_path, randomised, theirs, write
+from family_models import PROMPT, chain, grow, per_path, randomised, theirs, write
+from hybrid_variants import HYBRID_MIXTURES, HYBRIDS
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from draftwood.core.forest import Forest, Verdict, advance

@@ -15,7 +15,8 @@ import torch
 from checkpoint_files import edit_json
 from eagle_heads import config as eagle_config
 from eagle_heads import write as write_eagle
-from family_models import FIRST, FULL, PROMPT, SLIDING, chain, close, prompt_logits, theirs, write
+from family_models import FIRST, PROMPT, chain, close, prompt_logits, theirs, write
+from family_variants import FULL, SLIDING
 from safetensors.torch import load_file, save_file
 from small_decoder import decoder
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import VOCAB, edit_json, llama_like, ours
-from family_models import FULL, PROMPT, SHAPE, SLIDING, YARN, chain, close, grow, per_path
+from family_models import PROMPT, chain, close, grow, per_path
+from family_variants import FULL, SHAPE, SLIDING, YARN
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 

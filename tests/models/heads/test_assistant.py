@@ -12,7 +12,8 @@ import pytest
 import torch
 from assistant_models import CLUSTERS, reads, says, write_assistant, write_pair
 from every_method import shortage
-from family_models import FULL, PROMPT, write
+from family_models import PROMPT, write
+from family_variants import FULL
 from native_library import needs_native
 from safetensors.torch import load_file, save_file
 from test_mtp import METHODS, said

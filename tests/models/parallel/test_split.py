@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import ours
-from family_models import PROMPT, VARIANTS, grow, write
+from family_models import PROMPT, grow, write
+from family_variants import VARIANTS
 from split_models import Split, split
 
 import draftwood
