@@ -14,6 +14,7 @@ from draftwood import Engine, GenerationResult
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig, per_layer
+from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
@@ -41,8 +42,13 @@ def hybrid(seed: int, vocabulary: int = VOCAB) -> Decoder:
 
 
 TARGET, DRAFT = hybrid(1), hybrid(2)
-EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
-for model in (TARGET, DRAFT, EXIT, EAGLE):
+EXIT, HEADS, EAGLE, BLOCK = (
+    ExitLayer.of(TARGET, 1),
+    Heads.of(TARGET, 3),
+    EagleHead.of(TARGET),
+    DFlashHead.of(TARGET, 2, 5),
+)
+for model in (TARGET, DRAFT, EXIT, EAGLE, BLOCK):
     pack(model.eval(), holder(torch.float32, torch.device("cpu"), None))
 
 
@@ -51,6 +57,7 @@ def engine(**options: Any) -> Engine:
     made.set_draft_models("eesd", [EXIT])
     made.set_draft_models("medusa", [HEADS])
     made.set_draft_models("eagle", [EAGLE])
+    made.set_draft_models("dflash", [BLOCK])
     return made
 
 

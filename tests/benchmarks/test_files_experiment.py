@@ -148,7 +148,7 @@ def test_the_page_shows_both_engines(models: Pair, tmp_path: Path, monkeypatch: 
     execute(*given, models=models, llama_python=Path("python"))
     (line,) = (line for line in page.table().splitlines() if line.startswith(f"| {name} |"))
     cells = [cell.strip() for cell in line.split("|")][2:-1]
-    assert cells[1:3] == ["1000.0 / 2000.0", "1.00 / 1.00"] and cells[7] == "2.00x (2.00 to 2.00)"
+    assert cells[1:3] == ["1000.0 / 2000.0", "1.00 / 1.00"] and cells[7] == "2.00x (2.00 to 2.00, n=5)"
     assert cells[8:] == ["- / -", "- / -"]  # of numbers of rows that were not measured
     execute(*given, models=models)
     (line,) = (line for line in page.table().splitlines() if line.startswith(f"| {name} |"))

@@ -37,8 +37,8 @@ MUTATIONS: dict[str, tuple[str, Any, Any, str, str, str]] = {  # model, place an
         "in reversed([one for one in back if one[0] in rows]):",
     ),
     "a row with another's experts": (
-        *("qwen3_moe", experts, Experts, "_mixed", "self.experts[number](rows[None, where])[0]"),
-        "self.experts[number](rows[None, where.flip(0)])[0]",
+        *("qwen3_moe", experts, Experts, "_mixed", "self.experts[number](own[None])[0] * weight"),
+        "self.experts[number](own.flip(0)[None])[0] * weight",
     ),
 }
 

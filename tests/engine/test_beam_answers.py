@@ -190,7 +190,7 @@ def test_no_slot_is_lost_over_200_rounds_with_a_finished_beam(method: str, monke
         ({"name": "dsbd", "draft_width": 3, "n_best": 4}, {}, "n_best is 4, but there are at most 3 beams"),
         ({"name": "dsbd", "width": 2, "n_best": 3}, {}, "n_best is 3, but there are at most 2 beams"),
         ({"name": "beam-search", "width": 2, "n_best": 3}, {}, "n_best is 3, but there are at most 2 beams"),
-        ({"name": "dsbd", "drafter": "medusa"}, {}, "option 'drafter' is 'medusa'"),
+        ({"name": "dsbd", "drafter": "heads"}, {}, "option 'drafter' is 'heads'"),
         ({"name": "speculative-beam-search", "width": 4, "draft_width": 3}, {}, "draft_width is 3"),
         ({"name": "beam-search"}, {"top_k": 5}, "beam-search draws nothing"),
         ({"name": "speculative-beam-search"}, {"temperature": 0.7}, "draws nothing"),
