@@ -1,7 +1,7 @@
 """Trains what drafts for SmolLM2-135M-Instruct, from its file alone: `python -m recipes.smollm2_drafters DATA WORK`.
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
-makes an EAGLE head, a draft model, Medusa heads and an exit of them: an hour and a half on two cores. Each command goes
+makes an EAGLE head, a draft model, Medusa heads and an exit of them: half an hour on two cores. Each command goes
 on where it was stopped. `--card` measures what was trained on the prompts that are held out, and writes the table of
 benchmarks/trained/smollm2/README.md.
 """
@@ -20,7 +20,7 @@ from recipes.real_models import SMOLLM2, fetch
 from recipes.shared_prompts import split, write
 
 TEXTS = ("--chat", "--count", "544", "--temperature", "1", "--max-new-tokens", "224", "--concurrency", "32")
-ROWS = ("--distill", "0.9", "--held-out", "8", "--measure-every", "40")
+ROWS = ("--distill", "0.9", "--held-out", "8", "--save-every", "40", "--measure-every", "40")
 CARD_TOKENS = 48
 DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
 
@@ -38,24 +38,24 @@ class Drafter:
 DRAFTERS = {
     "eagle": Drafter(
         "eagle",
-        ("--vocabulary", "8192", "--unroll", "2", "--steps", "220", "--batch", "4", "--warmup", "20"),
+        ("--vocabulary", "8192", "--unroll", "2", "--steps", "180", "--batch", "4", "--warmup", "20"),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
     ),
     "draft": Drafter(
         "draft",
-        ("--layers", "2", "--vocabulary", "8192", "--steps", "120", "--batch", "4", "--warmup", "12", "--search", "4"),
+        ("--layers", "2", "--vocabulary", "8192", "--steps", "60", "--batch", "4", "--warmup", "6", "--rate", "1e-3"),
         {"name": "speculative", "gamma": DRAFTED, "depth": "fixed"},
     ),
     "heads": Drafter(
         "medusa",
-        ("--heads", "2", "--shared", "--steps", "60", "--batch", "2", "--warmup", "6"),
+        ("--heads", "2", "--shared", "--steps", "40", "--batch", "2", "--warmup", "4"),
         {"name": "medusa"},
         "heads",
     ),
     "exit": Drafter(
         "eesd",
-        ("--layers", "3", "--steps", "60", "--batch", "2", "--warmup", "6"),
+        ("--layers", "3", "--steps", "40", "--batch", "2", "--warmup", "4"),
         {"name": "eesd", "gamma": DRAFTED, "depth": "fixed"},
         "exit",
     ),

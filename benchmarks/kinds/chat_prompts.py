@@ -34,17 +34,22 @@ class ChatPrompts(Kind):
     """`arms` are methods with their options, the first is what others are compared with unless they name one in `over`.
 
     `draft` names a draft model, and what begins with `trained/` lies in benchmarks/trained. An arm without a `name` is
-    the default method of a target beside which `trained` lies.
+    the default method of a target beside which `trained` lies; a run leaves an arm out by null.
     """
 
-    arms: dict[str, dict[str, Any]]
+    arms: dict[str, dict[str, Any] | None]
     trained: str | None = None  # a directory of benchmarks/trained
     temperatures: tuple[float, ...] = (0.0, 1.0)
     per_kind: int = PER_KIND
     kinds: tuple[str, ...] | None = None
-    tokens: int = 72
+    tokens: int = 64
     llama: bool = True
     limit: float = 1200  # seconds of one process of llama.cpp
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The arms that are not left out."""
+        return {arm: options for arm, options in self.arms.items() if options is not None}
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         """`speed`: a row for each temperature, kind of text and arm. `failures`: what was not measured."""
@@ -69,16 +74,16 @@ class ChatPrompts(Kind):
 
     def ours(self, bench: Bench, temperature: float, kind: str, prompts: list[list[int]]) -> dict[str, list[Answer]]:
         """The answers of each arm to the prompts of a kind; the arms take turns at each prompt."""
-        answers: dict[str, list[Answer]] = {arm: [] for arm in self.arms}
+        answers: dict[str, list[Answer]] = {arm: [] for arm in self.chosen}
         for number in bench.track(range(len(prompts)), f"T = {temperature:g}, {kind}"):
-            for arm in rotated([*self.arms], number):
+            for arm in rotated([*self.chosen], number):
                 make = partial(self.answer, bench, arm, prompts[number], temperature, number)
                 answers[arm].append(bench.once([temperature, kind, number, arm], make))
         return answers
 
     def answer(self, bench: Bench, arm: str, prompt: list[int], temperature: float, seed: int) -> Answer:
         """One answer of ours; before its first one an arm answers a beginning, which is not counted."""
-        options = {name: placed(value) for name, value in self.arms[arm].items() if name != "over"}
+        options = {name: placed(value) for name, value in self.chosen[arm].items() if name != "over"}
         engine = self.engine(bench, options.pop("draft", None), not options)
         method = options or None
         ask = partial(engine.generate, method=method, sampling={"temperature": temperature}, seed=seed)
@@ -124,11 +129,11 @@ class ChatPrompts(Kind):
     def rows(self, temperature: float, answers: dict[tuple[str, str], list[Answer]], kinds: Sequence[str]) -> Rows:
         """Speeds of each kind and of all together, over those of the arm that one is compared with."""
         rows: Rows = []
-        first = next(iter(self.arms))
+        first = next(iter(self.chosen))
         arms = dict.fromkeys(arm for _, arm in answers)
         for kind in (*kinds, ALL):
             for arm in arms:
-                over = self.arms.get(arm, {}).get("over", first)
+                over = self.chosen.get(arm, {}).get("over", first)
                 names = kinds if kind == ALL else (kind,)
                 if not all((name, arm) in answers for name in names):
                     continue
