@@ -194,13 +194,16 @@ class Curve:
 
     @property
     def piece_rows(self) -> int:
-        """Rows of a pass that takes PIECE_FACTOR times as long as one over a single row, as the model's size has it.
+        """Rows of a pass that takes at most PIECE_FACTOR times as long as one over a single row.
 
-        On a CPU, where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole. Of
-        a mixture all experts count for the single row, too: else a long prompt would read them for every few rows.
+        As the model's size has it, or fewer where many rows were measured to take longer than that. It is for a CPU,
+        where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole. Of a mixture
+        all experts count for the single row, too: else a long prompt would read them for every few rows.
         """
         fixed = self.fixed + self.routed
-        return int((PIECE_FACTOR * (fixed + self.each) - fixed) / self.each)
+        rows = max(1, int((PIECE_FACTOR * (fixed + self.each) - fixed) / self.each))
+        slower = self.forward_seconds(rows) / self.forward_seconds(1) * self.nominal(1) / self.nominal(rows)
+        return max(1, int(rows / max(1.0, slower)))
 
     def add(self, rows: int, seconds: float) -> None:
         """Note the seconds of a pass's forwards."""
