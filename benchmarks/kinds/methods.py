@@ -79,12 +79,13 @@ def expanded(entries: Sequence[MethodEntry]) -> list[Setting]:
 
 
 class Methods(Kind):
-    """Parts of methods on `limit` items of each of the `tasks`, answers of at most `tokens`."""
+    """Parts of methods on `limit` items of each of the `tasks`, `seeds` times, answers of at most `tokens`."""
 
     parts: dict[str, MethodPart]
     tasks: list[str]
     limit: int = 8
     tokens: int = 64
+    seeds: int = 1
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         """A table for each part: a row for each method and task."""
@@ -101,20 +102,26 @@ class Methods(Kind):
         self, bench: Bench, place: str, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]
     ) -> dict[str, list[list[Record]]]:
         """Records by task and method, of the items that all methods have run on."""
-        tasks = part.tasks or self.tasks
-        chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
-        methods = [Method.parse(dict(setting.method)) for setting in settings]
-        items = [(task, task.instances(self.limit)) for task in chosen]
-        plan = EvalPlan(methods, items, SamplingParams(**sampling), range(1), warmup=1)
+        plan = self.plan(part, settings, sampling)
         records = self.records(bench, plan, place)
         groups: dict[str, list[list[Record]]] = {}
-        for name in tasks:
+        for task, _ in plan.tasks:
+            name = task.name
             made = [
-                {r["place"]: r for r in records if (r["task"], r["method"]) == (name, i)} for i in range(len(methods))
+                {(r["place"], r["seed"]): r for r in records if (r["task"], r["method"]) == (name, i)}
+                for i in range(len(settings))
             ]
             shared = sorted(set.intersection(*(set(each) for each in made)))
             groups[name] = [with_usual_rounds([each[key] for key in shared]) for each in made]
         return groups
+
+    def plan(self, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]) -> EvalPlan:
+        """What a part runs: each method on each item, with each seed."""
+        tasks = part.tasks or self.tasks
+        chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
+        methods = [Method.parse(dict(setting.method)) for setting in settings]
+        items = [(task, task.instances(self.limit)) for task in chosen]
+        return EvalPlan(methods, items, SamplingParams(**sampling), range(self.seeds), warmup=1)
 
     def records(self, bench: Bench, plan: EvalPlan, place: str) -> list[Record]:
         """The runs of a plan, as they are made or were made before; after Ctrl-C those that there are."""

@@ -1,0 +1,49 @@
+"""Scores of methods beside those of plain decoding: a lossless method answers as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.bench import Bench
+from benchmarks.experiment import Rows
+from benchmarks.kinds.methods import ALL, Methods, expanded, together
+from draftwood.eval.summary import mean, paired, scored
+from draftwood.util.jsonl import Record
+
+POINTS = 100.0  # hundredths of a score
+
+
+class Scores(Methods):
+    """Each part's methods, the first of them plain decoding, on the same items with the same seeds."""
+
+    def measure(self, bench: Bench) -> dict[str, Rows]:
+        """A row for each method: its score on all items, each task weighing alike, and how far it is above plain's."""
+        rows: Rows = []
+        for name, part in self.parts.items():
+            settings = expanded(part.methods)
+            for number, sampling in enumerate(part.sampling):
+                metrics = [task.metric for task, _ in self.plan(part, settings, sampling).tasks]
+                groups = self.groups(bench, f"{name}-{number}", part, settings, sampling)
+                for i, setting in enumerate(settings):
+                    mine, base = (
+                        together([with_score(group[k], metric) for group, metric in zip(groups.values(), metrics)])
+                        for k in (i, setting.base)
+                    )
+                    rows.append({"method": setting.label, "task": ALL, **sampling, **compared(mine, base)})
+        return {"scores": rows}
+
+
+def with_score(group: Sequence[Record], metric: str) -> list[Record]:
+    """The runs that could be scored, each with its score."""
+    return [{**record, "score": score} for record in group if (score := scored(record, metric)) is not None]
+
+
+def compared(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
+    """The mean score, and in points how far it is above the baseline's on the same items with the same seeds."""
+    pairs = paired(group, base)
+    return {
+        "runs": len(pairs),
+        "score": mean([(mine, mine["score"]) for mine, _ in pairs]),
+        "points": mean([(mine, POINTS * (mine["score"] - other["score"])) for mine, other in pairs]),
+    }
