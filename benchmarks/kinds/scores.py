@@ -9,6 +9,7 @@ from benchmarks.bench import Bench
 from benchmarks.experiment import Rows
 from benchmarks.kinds.methods import ALL, Methods, expanded, together
 from draftwood.eval.summary import mean, paired, scored
+from draftwood.eval.tasks import TASKS
 from draftwood.util.jsonl import Record
 
 POINTS = 100.0  # hundredths of a score
@@ -23,11 +24,10 @@ class Scores(Methods):
         for name, part in self.parts.items():
             settings = expanded(part.methods)
             for number, sampling in enumerate(part.sampling):
-                metrics = [task.metric for task, _ in self.plan(part, settings, sampling).tasks]
                 groups = self.groups(bench, f"{name}-{number}", part, settings, sampling)
                 for i, setting in enumerate(settings):
                     mine, base = (
-                        together([with_score(group[k], metric) for group, metric in zip(groups.values(), metrics)])
+                        together([with_score(group[k], TASKS[task].metric) for task, group in groups.items()])
                         for k in (i, setting.base)
                     )
                     rows.append({"method": setting.label, "task": ALL, **sampling, **compared(mine, base)})

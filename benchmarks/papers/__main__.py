@@ -49,7 +49,9 @@ def measure(
     drafter: Annotated[
         Literal["model", "exit", "lookup", "skip"], typer.Option(help="What drafts.", rich_help_panel=MODELS)
     ] = "model",
-    exit: Annotated[Path | None, typer.Option(help="Of --drafter exit.", rich_help_panel=MODELS)] = None,
+    exit: Annotated[
+        Path | None, typer.Option(help="Of --drafter exit; of eesd in place of one to train.", rich_help_panel=MODELS)
+    ] = None,
     heads: Annotated[Path | None, typer.Option(help="Directory of Medusa heads.", rich_help_panel=MODELS)] = None,
     dtype: Annotated[str, typer.Option(rich_help_panel=MODELS)] = "auto",
     draft_dtype: Annotated[str | None, typer.Option(rich_help_panel=MODELS)] = None,
@@ -80,7 +82,8 @@ def measure(
     types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
     engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
     drafts = {} if drafter == "model" else {"drafter": drafter} | ({"exit": str(exit)} if exit is not None else {})
-    own = Models(name, engine, checkpoint, data, prompts, given, None if heads is None else str(heads), drafts)
+    trained = {"heads": heads and str(heads), "exit": exit and str(exit)}
+    own = Models(name, engine, checkpoint, data, prompts, given, drafter=drafts, **trained)
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
         for each in chosen(list(script.measure(Study(settings, own, size, out, full))), part or []):

@@ -15,7 +15,7 @@ from draftwood.depth.decision import DecisionKind, save_decision
 from draftwood.methods import Method
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
-from draftwood.models.heads.exit import share
+from draftwood.models.heads.exit import FILE, KIND, share
 from draftwood.train import calibration, decisions
 from draftwood.train.exit_layer import ExitRun
 from draftwood.train.prompts import prompts_of
@@ -77,10 +77,13 @@ def predictor(study: Study, exit: str) -> str:
 def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way = "mixed") -> tuple[str, str]:
     """An exit taught by the paper's own loss, cross-entropy on text (§3.2): its directory, and its label.
 
-    It reads the target's first `layers` layers, by default a tenth, and has `depth` of its own.
+    It reads the target's first `layers` layers, by default a tenth, and has `depth` of its own. Where models name an
+    exit, that stands for the default one.
     """
+    if study.models.exit is not None and (layers, depth, way) == (None, 1, "mixed"):
+        return study.models.exit, _given_exit(study, study.models.exit)
     layers = layers or share(study.models.engine.target.n_layers)
-    label = f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{', on given text alone' * (way == 'given')}"
+    label = _label(layers, depth, way)
     place = _place(study, f"exit-{layers}-{depth}-{way}")
     report = place / "report.json"
     if not report.is_file():
@@ -100,6 +103,20 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     if judged not in study.learned:
         study.learned.append(judged)
     return str(place), label
+
+
+def _label(layers: int, depth: int, way: Way) -> str:
+    return f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{', on given text alone' * (way == 'given')}"
+
+
+def _given_exit(study: Study, directory: str) -> str:
+    """The label of an exit that was trained before; what its file says of its training is kept."""
+    file = artifact.load(Path(directory) / FILE, KIND)
+    label, trained = _label(file.settings["layers"], file.settings["depth"], "mixed"), file.about["trained"]
+    judged = {"model": label, **{name: trained[name] for name in ("tokens", *REPORTED)}}
+    if judged not in study.learned:
+        study.learned.append(judged)
+    return label
 
 
 def _texts(study: Study) -> Path:

@@ -29,6 +29,7 @@ class Models:
     prompts: str = CORPUS  # to learn from: a file, or the embedded corpus
     given: str = CORPUS  # texts to learn from
     heads: str | None = None  # directory of Medusa heads; None: beside the target's weights
+    exit: str | None = None  # directory of an exit; None: one is trained
     drafter: Mapping[str, Any] = field(default_factory=dict)
 
     @property

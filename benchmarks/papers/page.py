@@ -122,7 +122,7 @@ def methods(name: str, sweep: str, task: str, pattern: str, measures: str) -> st
 def trained(name: str, columns: str) -> str:
     """A row for each model that was trained for a paper, with some of its figures."""
     rows = read(RESULTS / f"{name}.json")["tables"]["learned"]
-    chosen = [{key: each[key] for key in ("model", *columns.split(", "))} for each in rows]
+    chosen = [{key: each.get(key, "–") for key in ("model", *columns.split(", "))} for each in rows]
     if not chosen:
         return NOTHING.format(name.partition("-")[0])
     return markdown(pd.DataFrame(chosen).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell))
