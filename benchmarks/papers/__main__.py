@@ -82,11 +82,13 @@ def measure(
     types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
     engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
     drafts = {} if drafter == "model" else {"drafter": drafter} | ({"exit": str(exit)} if exit is not None else {})
-    trained = {"heads": heads and str(heads), "exit": exit and str(exit)}
-    own = Models(name, engine, checkpoint, data, prompts, given, drafter=drafts, **trained)
+    heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
+    own = Models(name, engine, checkpoint, data, prompts, given, heads_at, exit_at, drafts)
+    listed = list(script.measure(Study(settings, own, size, out)))
+    usual = [each for each in listed if full or each not in getattr(script, "ASKED_FOR", ())]
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
-        for each in chosen(list(script.measure(Study(settings, own, size, out, full))), part or []):
+        for each in chosen(listed, part or usual):
             taught = steps or (1500 if full else 300)
             study = Study(settings, own, size, out, full, taught, method or (), status.update, until)
             if study.over:
@@ -95,7 +97,7 @@ def measure(
             about = {"items": size.items, "seeds": size.seeds, "tokens": size.tokens}
             result = {"part": each, "made_by": made_by(sys.argv[1:]), "size": about, **study.tables()}
             write(out / "parts" / f"{each}.json", result)
-    document = merged(paper, name, out, list(script.measure(Study(settings, own, size, out, True))))
+    document = merged(paper, name, out, listed)
     place = RESULTS / f"{paper}-{name}.json" if keep else out / "results.json"
     write(place, document)
     notes = [note for each in document["parts"] for note in each["notes"]]
@@ -103,11 +105,11 @@ def measure(
 
 
 def chosen(parts: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
-    """The parts that are asked for, by default all; raises ConfigurationError for one that the paper does not have."""
+    """The parts that are asked for; raises ConfigurationError for one that the paper does not have."""
     for each in wanted:
         if each not in parts:
             raise ConfigurationError(f"there is no part {each!r}" + did_you_mean(each, parts))
-    return wanted or parts
+    return wanted
 
 
 def made_by(arguments: Sequence[str]) -> str:
