@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks.pages import filled, made
+from benchmarks.pages import filled, made, readme
 from benchmarks.pages.tables import documents, frame, markdown, pivoted, span, text, times
 from draftwood.errors import ConfigurationError
 
@@ -79,3 +79,12 @@ def test_a_page_without_its_markers_is_refused(tmp_path: Path) -> None:
     assert filled(page, {"a": "new"}) == "before\n<!-- a -->\nnew\n<!-- end of a -->\nbehind\n"
     with pytest.raises(ConfigurationError, match="has no markers of 'b'"):
         filled(page, {"b": "new"})
+
+
+def test_readmes_table_is_of_one_machine_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readme.measured() in (ROOT / "README.md").read_text("utf-8")
+    one, other = documents("headline")
+    other["environment"]["git_commit"] = "0" * 40
+    monkeypatch.setattr(readme, "documents", lambda experiment: [one, other])
+    with pytest.raises(ConfigurationError, match="different machines, days or commits"):
+        readme.measured()
