@@ -120,12 +120,19 @@ def methods(name: str, sweep: str, task: str, pattern: str, measures: str) -> st
 
 
 def trained(name: str, columns: str) -> str:
-    """A row for each model that was trained for a paper, with some of its figures."""
-    rows = read(RESULTS / f"{name}.json")["tables"]["learned"]
-    chosen = [{key: each.get(key, "–") for key in ("model", *columns.split(", "))} for each in rows]
+    """A row for each model that was trained for a paper: figures of its training, then measures of its own row."""
+    tables = read(RESULTS / f"{name}.json")["tables"]
+    own = {row["method"]: row for row in tables["rows"]}
+    last = {each["model"]: each for each in tables["learned"]}  # a model may be trained twice, shorter the second time
+    chosen = []
+    for each in tables["learned"]:
+        row = own.get(each["model"], {}) if last[each["model"]] is each else {}
+        cells = {key: each[key] if key in each else text(row.get(key), ends=True) for key in columns.split(", ")}
+        chosen.append({"model": each["model"], **cells})
     if not chosen:
         return NOTHING.format(name.partition("-")[0])
-    return markdown(pd.DataFrame(chosen).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell))
+    shown = pd.DataFrame(chosen).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell)
+    return markdown(shown.replace("", "–"))
 
 
 def filled(page: str) -> str:
