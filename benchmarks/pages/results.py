@@ -35,6 +35,7 @@ def page() -> str:
         serving,
         fairness,
         certificates,
+        scores,
     )
     return "\n\n".join([HEAD, *filter(None, (section() for section in sections))]) + "\n"
 
@@ -275,25 +276,32 @@ as alone.
 
 
 def certificates() -> str:
-    """The number of methods by the verdict of their certificates, and scores of lossless ones."""
-    rows = frame("lossless", "scores")
-    shown = rows[["pair", "method"]].assign(
-        score=[text(each, ".3f", ends=True) for each in rows["score"]],
-        points=[text(each, ends=True) for each in rows["points"]],
-        runs=rows["runs"],
-    )
+    """The number of methods by the verdict of their certificates."""
     document = read(RESULTS / "certificate" / "embedded.json")
-    tasks = load(find("lossless")).settings["tasks"]
     verdicts = Counter((each["lossless"], each["verdict"]) for each in document["certificates"])
     counted = [f"{count} {'lossless' if exact else 'lossy'}: {verdict}" for (exact, verdict), count in verdicts.items()]
     return f"""## Certificates
 
 Methods and rules on small models whose choices can be enumerated, and on the embedded pair. {"; ".join(counted)}.
 
-`draftwood certify --all --out FILE`. Measured: {source(document["environment"])}.
+`draftwood certify --all --out FILE`. Measured: {source(document["environment"])}."""
 
-A lossless method answers as well as plain decoding. Scores at temperature 1 of {", ".join(tasks)}, each alike, and
-points above plain decoding's on the same items with the same seeds:
+
+def scores() -> str:
+    """Scores of lossless methods, and how far they are from plain decoding's."""
+    rows = frame("lossless", "scores")
+    if rows.empty:
+        return ""
+    shown = rows[["pair", "method"]].assign(
+        score=[text(each, ".3f", ends=True) for each in rows["score"]],
+        points=[text(each, ends=True) for each in rows["points"]],
+        runs=rows["runs"],
+    )
+    return f"""## Scores of lossless methods
+
+A lossless method answers as well as plain decoding. Scores at temperature 1 of
+{", ".join(load(find("lossless")).settings["tasks"])}, each alike, and points above plain decoding's on the same items
+with the same seeds.
 
 {markdown(shown)}
 
