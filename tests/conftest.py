@@ -28,7 +28,9 @@ from recipes import real_models
 if TYPE_CHECKING:
     from servers import Running
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers and commands need not compile what one of them has
 torch.set_num_threads(1)
+gc.disable()  # while tests are collected: hardly anything is garbage, and it would be looked for dozens of times
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Libraries and tests stay until the end: the garbage collector need not look through them again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -123,6 +123,7 @@ def test_every_method_and_command_is_on_its_page(monkeypatch: pytest.MonkeyPatch
     assert "* `--max-new-tokens N`: " in commands
 
 
+@pytest.mark.slow
 def test_extensions_work_as_printed() -> None:
     printed = executed("examples/extending.py")
     assert printed.count("'right job': 1.0") == 3

@@ -175,6 +175,7 @@ def test_check_finds_acceptance_with_the_noise_of_drafting(monkeypatch: pytest.M
     assert surplus(biased_samples(monkeypatch, Shared(), {}), plain_law("plain")) > 15
 
 
+@pytest.mark.slow
 def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws follow q after top-k, but the verifier is told q before it."""
     call = Proposer.__call__

@@ -14,7 +14,7 @@ from pytest import approx
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
 LETTERS = "abcdef"
-ALONE, BATCHES = (150, 700), (30, 130)  # examples by default and in slow tests; a batch has two to five requests
+ALONE, BATCHES = (100, 700), (20, 130)  # examples by default and in slow tests; a batch has two to five requests
 
 
 class LetterTokenizer:

@@ -62,14 +62,14 @@ def collect() -> dict[str, Any]:
 def drafts_beside(target: str) -> dict[str, str]:
     """For each kind of draft where it lies next to a target's weights, or the command that makes one."""
     from draftwood.methods.default import COMPANIONS
-    from draftwood.models.checkpoints.artifact import KINDS, companion
+    from draftwood.models.checkpoints.artifact import KINDS, companion, is_beside
     from draftwood.models.checkpoints.checkpoint import draft_beside, locate
 
     place = locate(target)
     home = place if place.is_dir() else place.parent
     model = draft_beside(place)
-    beside = {kind: companion(home, kind) for kind, each in COMPANIONS.items() if each.in_checkpoint is None}
-    paths = {"draft": model} | {kind: path if path.is_file() else None for kind, path in beside.items()}
+    kinds = [kind for kind, each in COMPANIONS.items() if each.in_checkpoint is None]
+    paths = {"draft": model} | {kind: companion(home, kind) if is_beside(home, kind) else None for kind in kinds}
     places = {KINDS[kind][0]: str(path or f"none; `{KINDS[kind][1]}` makes one") for kind, path in paths.items()}
     for each in COMPANIONS.values():
         if each.in_checkpoint is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import filecmp
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -71,8 +72,8 @@ def load(
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). Where no draft is named,
-    one in the directory draft/ next to the target's weights is loaded; [] is none. A draft may be an
-    EAGLE-3 or DFlash head in the format of `speculators` or of its authors, or Medusa heads, trained for the target.
+    one in the directory draft/ next to the target's weights is loaded, a lone GGUF file too; [] is none. A draft may be
+    an EAGLE-3 or DFlash head in the format of `speculators` or of its authors, or Medusa heads, trained for the target.
     `device` defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and
     is as exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model
     object, run through transformers (extra hf), whose fast tokenizers are taken too.
@@ -133,20 +134,18 @@ def load(
     words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
     text = Int4Calibration.read(calibration, words)
     how, split = replace(how, calibration=text), replace(split, calibration=text)
-    drafts = [_Draft.of(source, how, words, home if known else None) for source in sources]
+    drafts: list[_Draft] = []
+    with _left_alone(sources, beside):
+        drafts = [_Draft.of(source, how, words, home if known else None) for source in sources]
     model = _model(target, home, split) if made is None else made
     end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
     end |= frozenset() if words is None else words.end_tokens
     if isinstance(model, Decoder):
         model.draft_quantize = draft_quantize
     models: list[CausalModel] = []
-    try:
+    with _left_alone(sources, beside):
         models += [draft.load(how, model) for draft in drafts]
-    except ModelError as error:
-        if not beside:
-            raise
-        log.warning("%s is left alone: %s", sources[0], error)
-        drafts = []
+    drafts = drafts[: len(models)]
     of_drafts = {"draft_device": None if draft_device is None else how.device, "draft_dtype": draft_dtype}
     of_drafts["draft_quantize"] = draft_quantize
     names = _names(target, home, model, drafts, models, split, of_drafts)
@@ -199,6 +198,17 @@ def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSourc
         return (list(draft) if several else [draft]), False  # type: ignore[arg-type]
     beside = checkpoint.draft_beside(target) if isinstance(target, str | Path) else None
     return ([] if beside is None else [beside]), beside is not None
+
+
+@contextmanager
+def _left_alone(sources: Sequence[Any], beside: bool) -> Iterator[None]:
+    """Log what is wrong with drafts found `beside` the target, which is loaded without; of named ones it is raised."""
+    try:
+        yield
+    except (ModelError, ConfigurationError) as error:
+        if not beside:
+            raise
+        log.warning("%s is left alone: %s", sources[0], error)
 
 
 def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyMap | None:

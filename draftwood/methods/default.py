@@ -11,7 +11,7 @@ from draftwood.errors import ModelError
 from draftwood.methods.base import Method
 from draftwood.methods.options import DEEPEST
 from draftwood.models.base import CausalModel
-from draftwood.models.checkpoints.artifact import companion
+from draftwood.models.checkpoints.artifact import is_beside
 from draftwood.models.heads import mtp
 from draftwood.models.heads.medusa import Heads
 
@@ -50,7 +50,7 @@ def comes_with(target: CausalModel, kind: str) -> bool:
         return False
     if (present := COMPANIONS[kind].in_checkpoint) is not None:
         return present(getattr(target, "source", None))
-    return companion(home, kind).is_file()
+    return is_beside(home, kind)
 
 
 def default_method(

@@ -165,6 +165,7 @@ class Curve:
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     overhead: Overhead = field(default_factory=Overhead)
     passes: int = 0
+    reading: float = 0.0  # seconds of passes that read prompts, over the nominal ones
     _knots: list[tuple[float, float]] = field(init=False, default_factory=list)  # (rows, seconds), both rising
     _known: dict[int, float] = field(init=False, default_factory=dict)  # rows -> seconds by the knots
 
@@ -196,14 +197,19 @@ class Curve:
     def piece_rows(self) -> int:
         """Rows of a pass that takes at most PIECE_FACTOR times as long as one over a single row.
 
-        As the model's size has it, or fewer where many rows were measured to take longer than that. It is for a CPU,
+        As the model's size has it, or fewer where prompts were measured to take longer than that. It is for a CPU,
         where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole. Of a mixture
         all experts count for the single row, too: else a long prompt would read them for every few rows.
         """
         fixed = self.fixed + self.routed
         rows = max(1, int((PIECE_FACTOR * (fixed + self.each) - fixed) / self.each))
-        slower = self.forward_seconds(rows) / self.forward_seconds(1) * self.nominal(1) / self.nominal(rows)
+        slower = self.reading * self.nominal(1) / self.forward_seconds(1) if self.points else 1.0
         return max(1, int(rows / max(1.0, slower)))
+
+    def add_reading(self, rows: int, seconds: float) -> None:
+        """Note the seconds of the forwards of a pass that read prompts."""
+        ratio = seconds / self.nominal(rows)
+        self.reading += (ratio - self.reading) * (PASS_WEIGHT if self.reading else 1.0)
 
     def add(self, rows: int, seconds: float) -> None:
         """Note the seconds of a pass's forwards."""

@@ -285,6 +285,8 @@ class Scheduler:
             curve = self.costs.add(model, rows, full, seconds)
             if curve is not None and requests:
                 curve.add_overhead(requests, alike, drafting, other_seconds)
+        elif rows:
+            self.costs.curve(model).add_reading(rows, seconds)
 
     def _prepare(self, task: DecodingTask[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, tasks are put back until there is enough."""

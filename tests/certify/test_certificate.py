@@ -289,7 +289,7 @@ def test_statistics() -> None:
 def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, Any]:
     """Exit code, what was printed and the file of the command, on tabular models alone."""
     with pytest.raises(SystemExit) as left:
-        run(["certify", "--no-pair", "--runs", "40", "--replays", "20", "--seeds", "1000", "--out", str(out), *flags])
+        run(["certify", "--no-pair", "--runs", "8", "--replays", "16", "--seeds", "1000", "--out", str(out), *flags])
     assert isinstance(left.value.code, int)
     return left.value.code, capsys.readouterr().out, json.loads(out.read_text("utf-8"))
 

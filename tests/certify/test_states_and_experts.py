@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,23 @@ MUTATIONS: dict[str, tuple[str, Any, Any, str, str, str]] = {  # model, place an
 }
 
 
-def verdicts(name: str, place: Path) -> list[str]:
-    """Of greedy texts by drafts of another model, which are compared with plain decoding's."""
-    if not (place / "target").exists():
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model and a draft model; right rules pass on it."""
+
+    @cache
+    def written(name: str) -> Path:
+        place = tmp_path_factory.mktemp(name)
         write(place / "target", name)
         write(place / "draft", "qwen2", num_hidden_layers=1)
+        assert verdicts(place) == ["PASS", "PASS"]
+        return place
+
+    return written
+
+
+def verdicts(place: Path) -> list[str]:
+    """Of greedy texts by drafts of another model, which are compared with plain decoding's."""
     target = checkpoint.load(place / "target", "float64", packed=False)
     engine = Engine(target, [checkpoint.load(place / "draft", "float64", packed=False)])
     pair = ModelPair(engine, [PROMPT, PROMPT[:5]], budget=Budget(max_new_tokens=24))
@@ -55,13 +69,13 @@ def verdicts(name: str, place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_another_rows_is_found(mutation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rows_is_found(mutation: str, pairs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     name, module, owner, function, old, new = MUTATIONS[mutation]
-    assert verdicts(name, tmp_path) == ["PASS", "PASS"]
+    place = pairs(name)
     source = textwrap.dedent(inspect.getsource(getattr(owner, function)))
     assert source.count(old) == 1
     names = dict(vars(module))
     exec(source.replace(old, new).replace("@classmethod", ""), names)
     method = classmethod(names[function]) if isinstance(vars(owner)[function], classmethod) else names[function]
     monkeypatch.setattr(owner, function, method)
-    assert "FAIL" in verdicts(name, tmp_path)
+    assert "FAIL" in verdicts(place)

@@ -18,30 +18,37 @@ from draftwood.cli.main import made
 from draftwood.sampling.params import SamplingParams
 
 
-def modules_after(*arguments: str) -> set[str]:
-    """The modules that a command has imported at its end; it succeeds in a process of its own."""
+def modules_after(*arguments: str, before: str = "") -> tuple[set[str], set[str]]:
+    """The modules that are imported before a command and at its end; it succeeds in a process of its own."""
     code = (
-        "import sys\n"
+        f"import sys, draftwood\n{before}\n"
+        "library = [*sys.modules]\n"
         "from draftwood.cli.main import run\n"
         "try: run(sys.argv[1:])\n"
-        "except SystemExit as left: print('', left.code, *sys.modules, sep='\\n', file=sys.stderr)\n"
+        "except SystemExit as left:\n"
+        "    print('', left.code, ' '.join(library), ' '.join(sys.modules), sep='\\n', file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    lines = done.stderr.splitlines()
-    assert "0" in lines, done.stderr
-    return set(lines[lines.index("0") + 1 :])
+    *_, code, library, modules = done.stderr.splitlines()
+    assert code == "0", done.stderr
+    return set(library.split()), set(modules.split())
 
 
 def test_help_imports_no_torch() -> None:
-    assert not modules_after("--help") & {"torch", "pydantic"}
+    assert not modules_after("--help")[1] & {"torch", "pydantic"}
 
 
-def test_generating_imports_no_compiler() -> None:
+def test_generating_imports_no_compiler_and_no_extra() -> None:
     """PyTorch's is a second of start-up; a random initialisation on the meta device imports it."""
-    modules = modules_after("generate", "The", "--max-new-tokens", "1")
-    assert "torch" in modules
+    library, modules = modules_after(
+        "generate", "The", "--max-new-tokens", "1", before="draftwood.load().generate('The', max_new_tokens=1)"
+    )
+    assert "torch" in library
     assert not modules & {"torch._dynamo", "torch._inductor", "sympy", "transformers", "huggingface_hub", "jinja2"}
-    assert not modules & {"matplotlib", "optuna", "scipy", "pandas", "rich.console", "rich.table"}
+    assert not modules & {"matplotlib", "optuna", "scipy", "pandas", "rich.console", "rich.table", "pytest"}
+    assert not modules & {"fastapi", "datasets", "sentencepiece", "hypothesis", "gguf", "llama_cpp"}
+    assert not modules & {"openvino", "openvino_genai", "openvino_tokenizers"}
+    assert not library & {"typer", "rich"}
 
 
 def test_no_arguments_show_the_help(command: Command) -> None:

@@ -27,6 +27,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize(
     ("flags", "structured", "pattern"),
     [

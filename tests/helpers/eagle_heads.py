@@ -68,6 +68,8 @@ def weights(raw: dict[str, Any], seed: int = 5, states: int = 3, embeds: bool = 
         shapes |= {f"{name}.{x}.weight": (d,) for x in norms}
     if raw.get("norm_before_fc"):
         shapes["input_norm.weight"] = (states * d,)
+    if raw.get("fc_norm"):
+        shapes |= {f"fc_norm.{n}.weight": (d,) for n in range(states)}
     if raw.get("speculators_model_type") == "peagle":
         shapes["mask_hidden"] = (1, 1, states * d)
     if embeds:
@@ -134,6 +136,9 @@ def says(
         given = torch.cat((given, w["mask_hidden"][0].expand(masks, -1)))
     if raw.get("norm_before_fc"):
         given = norm(given, w["input_norm.weight"])
+    if raw.get("fc_norm"):
+        parts = given.chunk(len(READS), -1)
+        given = torch.cat([norm(part, w[f"fc_norm.{n}.weight"]) for n, part in enumerate(parts)], -1)
     rows, text = given @ w["fc.weight"].T, [*tokens[1:], *[raw.get("mask_token_id")] * masks]
     heads, kv, dim = (layer[x] for x in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     for draft in (*drafts, None):
@@ -164,7 +169,8 @@ def says(
             gate, up = (seen @ part[f"mlp.{x}_proj.weight"].T for x in ("gate", "up"))
             x = x + (torch.nn.functional.silu(gate) * up) @ part["mlp.down_proj.weight"].T
         if draft is not None:
-            rows, text = torch.cat((rows, x[-1:])), [*text, draft]
+            state = norm(x[-1:], w["norm.weight"]) if raw.get("norm_output") else x[-1:]
+            rows, text = torch.cat((rows, state)), [*text, draft]
     logits = norm(x[-1], w["norm.weight"]) @ w["lm_head.weight"].T
     if "d2t" not in w:
         return logits

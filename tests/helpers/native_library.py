@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwood import load
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
 from draftwood.models.backend import native
@@ -54,6 +55,17 @@ def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | 
     batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment])
     with torch.inference_mode():
         return model.forward(batch, held), batch
+
+
+def greedy_and_logits() -> tuple[str, list[int], dict[str, Any], dict[str, Any]]:
+    """The kernels' name, a greedy text of the embedded target, and by type the logits of 9 tokens and of 3 of them."""
+    engine = load(backend="native")
+    text = engine.generate("def area(radius):", "autoregressive", {"temperature": 0}, max_new_tokens=16).tokens
+    tokens = [7 * i * i % 1000 for i in range(9)]
+    nine, three = (
+        {kind: chain(embedded(kind), tokens[:count])[0].tolist() for kind in (*TYPES, *KV_TYPES)} for count in (9, 3)
+    )
+    return native.kernels()[0], text, nine, three
 
 
 def python(program: str, *arguments: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:

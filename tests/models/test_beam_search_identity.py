@@ -68,6 +68,7 @@ def hugging_faces(
 OPTIONS = ([1.0, 0.0, 2.0, -0.5], [False, True, "never"], list(ENDS))
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize(("length_penalty", "early_stopping", "ends"), covering(*OPTIONS))
 def test_beam_search_is_hugging_faces(
     pair: tuple[Engine, Any], length_penalty: float, early_stopping: bool | str, ends: str

@@ -14,7 +14,7 @@ from checkpoint_files import write
 from family_models import PROMPT, mostly_slow
 from family_models import write as write_family
 from family_variants import VARIANTS
-from native_library import TYPES, chain, embedded, needs_native, python
+from native_library import TYPES, chain, embedded, greedy_and_logits, needs_native, python
 
 import draftwood
 from draftwood.engine.loading import EMBEDDED
@@ -60,46 +60,51 @@ def test_every_kind_of_layer_runs_natively(name: str, kind: str, tmp_path: Path)
 
 # -- kernel sets ------------------------------------------------------------------------------------------------------
 
-GREEDY = """
-import json, sys
-import torch
-from native_library import KV_TYPES, TYPES, chain, embedded
-import draftwood
-from draftwood.models.backend import native
+Computed = tuple[list[int], dict[str, torch.Tensor]]  # a greedy text, and logits by TYPES and KV_TYPES
+COMPUTE = """
+import json
+from native_library import greedy_and_logits
 
-engine = draftwood.load(backend="native")
-text = engine.generate(sys.argv[1], "autoregressive", {"temperature": 0}, max_new_tokens=16).tokens
-tokens = json.loads(sys.argv[2])
-kinds = [*TYPES, *KV_TYPES]
-logits = {kind: chain(embedded(kind), tokens)[0].tolist() for kind in kinds}
-single = {kind: chain(embedded(kind), tokens[:3])[0].tolist() for kind in kinds}
-print(json.dumps([native.kernels()[0], text, logits, single]))
+print(json.dumps(greedy_and_logits()))
 """
 
 
+def by_kernels(name: str) -> Computed:
+    """What a kernel set computes: that in use here, another in a process of its own."""
+    if name == native.kernels()[0]:
+        made = greedy_and_logits()
+    else:
+        made = json.loads(python(COMPUTE, DRAFTWOOD_KERNELS=name).stdout)
+    chosen, text, logits, fewer = made
+    assert chosen == name
+    for kind in logits:
+        assert fewer[kind] == logits[kind][: len(fewer[kind])], (name, kind)
+    return text, {kind: torch.tensor(rows).double() for kind, rows in logits.items()}
+
+
+def compare(one: Computed, other: Computed) -> None:
+    """The same greedy text; logits that differ by the order of sums."""
+    assert one[0] == other[0]
+    for kind, rows in one[1].items():
+        bound = {"float32": 1e-5, "int8 keys": 0.01}.get(kind, 0.06)
+        assert errors(other[1][kind], rows).max() < bound, kind
+
+
+@needs_native
+def test_kernels_in_use_compute_what_portable_ones_do() -> None:
+    """Rows do not depend on others in each set."""
+    compare(by_kernels("portable"), by_kernels(native.kernels()[0]))
+
+
+@pytest.mark.slow
 @needs_native
 def test_every_kernel_set_computes_the_same() -> None:
-    """The same greedy text; logits that differ by the order of sums; rows that do not depend on others in each set."""
-    tokens = TOKENS[:9]
-
-    def computed(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
-        done = python(GREEDY, "def area(radius):", json.dumps(tokens), DRAFTWOOD_KERNELS=name)
-        chosen, text, logits, single = json.loads(done.stdout)
-        assert chosen == name
-        for kind in logits:
-            assert single[kind] == logits[kind][:3], (name, kind)
-        return text, {kind: torch.tensor(rows).double() for kind, rows in logits.items()}
-
-    text, right = computed("portable")
+    right = by_kernels("portable")
     used, able = native.kernels()
     first, found = able[: able.index(used)], []  # better ones than the one in use: no such processor has run them yet
     for name in set(able) - {"portable"}:
         try:
-            other_text, other = computed(name)
-            assert other_text == text
-            for kind in right:
-                bound = {"float32": 1e-5, "int8 keys": 0.01}.get(kind, 0.06)
-                assert errors(other[kind], right[kind]).max() < bound, kind
+            compare(right, by_kernels(name))
         except (AssertionError, subprocess.CalledProcessError, IndexError, ValueError) as error:
             if name not in first:
                 raise

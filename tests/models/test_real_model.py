@@ -57,9 +57,10 @@ def reference(smollm2: Path) -> Reference:
 
 
 def read_by_transformers(file: Path) -> Reference:
-    """transformers' reading of a file, whose header is read once, not for every part, because that takes seconds."""
+    """transformers' reading of a file; its header and names of tensors are made once, because each takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        for slow in ("GGUFReader", "get_tensor_name_map"):
+            patched.setattr(gguf, slow, cache(getattr(gguf, slow)))
         where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         tokenizer, config = AutoTokenizer.from_pretrained(**where), AutoConfig.from_pretrained(**where)
         with torch.device("meta"):

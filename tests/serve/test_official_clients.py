@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import ollama
 import pytest
 from servers import Running
 from test_tools import HI, NUMBER, TOOLS, caller
+
+if TYPE_CHECKING:
+    import anthropic
 
 __all__ = ["caller"]  # a fixture
 
 
 @pytest.fixture
 def claude(caller: Running) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=caller.url, api_key="k", max_retries=0) as client:
+    from anthropic import Anthropic  # takes seconds
+
+    with Anthropic(base_url=caller.url, api_key="k", max_retries=0) as client:
         yield client
 
 
@@ -71,9 +75,11 @@ def test_anthropic_tools(claude: anthropic.Anthropic, caller: Running) -> None:
 
 
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="there is no model 'claude'"):
+    from anthropic import AuthenticationError, NotFoundError
+
+    with pytest.raises(NotFoundError, match="there is no model 'claude'"):
         claude.messages.create(model="claude", max_tokens=1, messages=[{"role": "user", "content": "hi"}])
-    with pytest.raises(anthropic.AuthenticationError):
+    with pytest.raises(AuthenticationError):
         claude.with_options(api_key="x").models.list()
 
 

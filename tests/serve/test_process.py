@@ -22,6 +22,7 @@ import httpx
 import pytest
 from conftest import Command
 
+KEY = "s3cret"
 ENDLESS = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True}
 
 
@@ -95,7 +96,9 @@ def serving(*arguments: str, **environment: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(long_target: Path) -> Iterator[Server]:
-    with serving("--target", str(long_target), "--max-running", "8", "--max-queued", "24") as found:
+    limits = ("--max-running", "8", "--max-queued", "24")
+    with serving("--target", str(long_target), *limits, "--log-json", "--api-key", KEY) as found:
+        found.client.headers["authorization"] = f"Bearer {KEY}"
         found.idle()
         yield found
         assert found.end() == 0
@@ -104,7 +107,8 @@ def server(long_target: Path) -> Iterator[Server]:
 def raw(server: Server, body: dict[str, Any] | None, **headers: str) -> socket.socket:
     """A connection with a request on it; without a body the half of one."""
     content = json.dumps(body or ENDLESS).encode()
-    head = {"host": "localhost", "content-type": "application/json", "content-length": str(len(content)), **headers}
+    head = {"host": "localhost", "content-type": "application/json", "content-length": str(len(content))}
+    head |= {"authorization": f"Bearer {KEY}", **headers}
     lines = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
     connection = socket.create_connection(server.address)
     connection.sendall("\r\n".join(lines).encode() + (content if body else content[:10]))
@@ -137,13 +141,15 @@ def test_a_client_that_is_killed(server: Server) -> None:
     script = (
         "import http.client, json, sys\n"
         "c = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]))\n"
-        "c.request('POST', '/v1/completions', sys.argv[3], {'content-type': 'application/json'})\n"
+        "head = {'content-type': 'application/json', 'authorization': sys.argv[4]}\n"
+        "c.request('POST', '/v1/completions', sys.argv[3], head)\n"
         "print(c.getresponse().read(10), flush=True)\n"
         "import time; time.sleep(60)\n"
     )
     host, port = server.address
     body = json.dumps({**ENDLESS, "stream": True})
-    client = subprocess.Popen([sys.executable, "-c", script, host, str(port), body], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", script, host, str(port), body, f"Bearer {KEY}"]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert client.stdout is not None and client.stdout.read(5)
     assert server.load()["running"] == 1
     client.kill()
@@ -275,19 +281,19 @@ def test_a_broken_engine_ends_the_process(long_target: Path, monkeypatch: pytest
         assert "the engine is broken" in "".join(server.said)
 
 
-def test_a_line_of_json_for_each_request_and_keys_nowhere(long_target: Path) -> None:
+def test_a_line_of_json_for_each_request_and_keys_nowhere(server: Server) -> None:
     """Neither prompts nor keys are in the log, and keys are not on the command line."""
-    with serving("--target", str(long_target), "--log-json", "--api-key", "s3cret") as server:
-        assert server.client.get("/v1/models").status_code == 401
-        body = {"prompt": "hidden words", "max_tokens": 3, "ignore_eos": True, "stream": True}
-        headers = {"x-request-id": "mine", "authorization": "Bearer s3cret"}
-        server.client.post("/v1/completions", json=body, headers=headers)
-        assert b"s3cret" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
-        assert server.end() == 0
-        server._reader.join()
-    line = json.loads(server.said[-1])
+    assert server.client.get("/v1/models", headers={"authorization": ""}).status_code == 401
+    body = {"prompt": "hidden words", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    server.client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert KEY.encode() not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+    until = time.monotonic() + 20
+    while not (mine := [line for line in server.said if '"mine"' in line]):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (line,) = map(json.loads, mine)
     assert (line["request_id"], line["status"], line["completion_tokens"]) == ("mine", 200, 3)
-    assert not any(secret in "".join(server.said) for secret in ("hidden", "s3cret"))
+    assert not any(secret in "".join(server.said) for secret in ("hidden", KEY))
 
 
 @pytest.mark.slow

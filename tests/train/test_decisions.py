@@ -66,6 +66,7 @@ def examples_of(result: GenerationResult, kind: DecisionKind, drawn: bool, param
     return found
 
 
+@pytest.mark.some(13)
 @pytest.mark.parametrize("kind", ["hidden", "output"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)

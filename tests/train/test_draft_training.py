@@ -129,21 +129,6 @@ def test_a_saved_draft_is_loaded_as_a_draft(tmp_path: Path) -> None:
             assert found.metrics.drafted > 0
 
 
-def test_a_draft_beside_the_weights_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target = checkpoint.load(tiny_models.write(tmp_path, 1), "float32", "cpu", packed=False)
-    draft = PrunedDraft.of(target, [1], torch.arange(100))
-    save(draft.weights(), tmp_path / "draft", draft.target, draft.kept)
-    engine = draftwood.load(tmp_path, device="cpu")
-    assert isinstance(engine.drafts[0], PrunedDraft) and engine.default_method.name == "speculative"
-    assert engine.names["draft"] == [str(tmp_path / "draft")]
-    assert draftwood.load(tmp_path, [], device="cpu").drafts == []
-    save(draft.weights(), tmp_path / "draft", "another", draft.kept)
-    assert draftwood.load(tmp_path, device="cpu").drafts == []
-    assert "is left alone: draft model" in caplog.text
-    with pytest.raises(ModelError, match="was trained for another target"):
-        draftwood.load(tmp_path, tmp_path / "draft", device="cpu")
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     target = decoder()
     draft = PrunedDraft.of(target, [0, 2], SOME)

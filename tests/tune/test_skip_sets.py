@@ -66,6 +66,7 @@ def test_expected_rounds_by_enumeration(gamma: int) -> None:
     assert got == pytest.approx(6 / expected, abs=1e-12)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("skipped", "gamma", "target"),
     covering([Skipped((1,), (2,)), Skipped((0, 3), (1, 3)), Skipped((), (0,))], [1, 3], [partly_idle, windowed]),

@@ -251,8 +251,10 @@ class NativeMatrix(nn.Module):
 
     def rows(self, index: Tensor) -> Tensor:
         """The weights [..., K] float32 of the outputs `index` [...]."""
+        if index.device.type != "cpu":
+            raise ModelError(f"packed weights are read by numbers on the CPU, not on {index.device}; move them there")
         wanted = index.reshape(-1).to(torch.int64).contiguous()
-        out = torch.empty(len(wanted), self.in_features)
+        out = torch.empty(len(wanted), self.in_features, device="cpu")
         lib, threads = loaded_library(), torch.get_num_threads()
         check(lib.dw_matrix_rows(self.handle, len(wanted), wanted.data_ptr(), out.data_ptr(), threads) != 0)
         return out.view(*index.shape, self.in_features)

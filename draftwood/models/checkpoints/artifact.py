@@ -36,6 +36,7 @@ KINDS = {  # kind -> (what it is, the command that makes it)
     "calibration": ("calibration", "draftwood train calibration"),
     "int4": ("int4 weights", "draftwood generate --quantize int4"),
 }
+PUBLISHED = ("heads", "eagle", "dflash")  # kinds that are also read as others publish them, a directory each
 FINGERPRINT_ROWS = 64  # of the table of embeddings
 
 
@@ -101,10 +102,16 @@ def companion(home: Path, kind: str) -> Path:
     return home / kind / f"{kind}.safetensors"
 
 
+def is_beside(home: Path, kind: str) -> bool:
+    """Whether something of a kind is next to the weights in `home`: trained here or, with a config.json, published."""
+    path = companion(home, kind)
+    return path.is_file() or (kind in PUBLISHED and path.with_name("config.json").is_file())
+
+
 def find(home: Path | None, kind: str, option: str) -> Path:
     """The file next to the weights in `home`; where there is none, a ModelError that names the method's option."""
     what, command = KINDS[kind]
-    if home is None or not companion(home, kind).is_file():
+    if home is None or not is_beside(home, kind):
         where = "the target, which was given as an object," if home is None else f"{home}"
         raise ModelError(
             f"{where} has no {what} next to its weights; make one with `{command}`, and name its "
@@ -133,7 +140,11 @@ def fingerprint(model: CausalModel) -> str:
     shape = [type(inner).__name__, inner.vocab_size, inner.n_layers, about]
     digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
     embed = getattr(inner, "embed", None)
-    table = embed(torch.arange(min(FINGERPRINT_ROWS, len(embed)))) if isinstance(embed, NativeEmbedding) else embed
+    table = (
+        embed(torch.arange(min(FINGERPRINT_ROWS, len(embed)), device="cpu"))
+        if isinstance(embed, NativeEmbedding)
+        else embed
+    )
     for part in (getattr(inner, "norm", None), getattr(table, "weight", table)):
         if isinstance(part, torch.Tensor):
             rounded = part.detach()[:FINGERPRINT_ROWS] if part.dim() > 1 else part.detach()

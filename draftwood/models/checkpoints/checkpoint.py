@@ -28,6 +28,7 @@ from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.families.table import FAMILIES
 from draftwood.models.checkpoints.files import read_json
 from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX, PLAIN_TYPES
+from draftwood.models.checkpoints.gguf_parts import first_part
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.parameters import ParameterReader, pack_embeddings, sources_of
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors, Scheme
@@ -73,11 +74,17 @@ def locate(source: str | Path) -> Path:
 
 
 def draft_beside(target: str | Path) -> Path | None:
-    """The directory draft/ next to a target's weights, where it holds a draft: a trained one, or a checkpoint."""
+    """The draft in the directory draft/ next to a target's weights: that directory, or the only GGUF model in it."""
     place = Path(target).expanduser()
     directory = (place if place.is_dir() else place.parent) / "draft"
-    there = place.exists() and any((directory / name).is_file() for name in ("draft.safetensors", "config.json"))
-    return directory if there else None
+    if not place.exists() or not directory.is_dir():
+        return None
+    if any((directory / name).is_file() for name in ("draft.safetensors", "config.json")):
+        return directory
+    models = [path for path in sorted(directory.glob(f"*{GGUF_SUFFIX}")) if first_part(path)]
+    if len(models) > 1:
+        log.warning("%s is left alone: it holds %d GGUF models; leave one, or name it as draft", directory, len(models))
+    return models[0] if len(models) == 1 else None
 
 
 def _instead(text: str, path: Path) -> str:

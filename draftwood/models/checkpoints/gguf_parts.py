@@ -47,6 +47,12 @@ def _opened(path: Path) -> File:
     return _cached(path, stat.st_mtime_ns, stat.st_size)
 
 
+def first_part(path: Path) -> bool:
+    """Whether a file has the name of a whole model or of the first part of one that is split."""
+    named = PART_NAME.fullmatch(path.name)
+    return named is None or int(named[2]) == 1
+
+
 @lru_cache(64)
 def _cached(path: Path, changed: int, size: int) -> File:
     return File(path)

@@ -40,7 +40,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> DFl
         raise ModelError("a DFlash head uses the target's own, which processes share here; leave out tensor_parallel")
     if not path.is_file() and (Path(directory) / "config.json").is_file():
         return finished(*foreign_blocks.dflash(Path(directory), decoder), decoder, packed)
-    whose = fingerprint(decoder)  # reads embeddings, which are not on the meta device
+    whose = fingerprint(decoder)
     file = artifact.load(path, KIND, target=whose)
     reads, layers, block = (file.settings.get(name) for name in ("reads", "layers", "block"))
     if not isinstance(reads, list) or type(layers) is not int or type(block) is not int or layers < 1 or block < 2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +48,26 @@ class EagleAttention(Attention):
         return torch.cat((embedded, x if self.norm_first else super().enter(x, meta)), -1)
 
 
+class EagleNorms(NamedTuple):
+    """The norms of an EAGLE head beside those of every head; `speculators` names its settings so.
+
+    `before_residual`: the residual sum uses the normalised state; `before_fc`: the fused states are normalised, side by
+    side or with `each` one by one; `output`: the state that goes on is that behind the final norm (EAGLE 3.1).
+    """
+
+    before_residual: bool = False
+    before_fc: bool = False
+    each: bool = False
+    output: bool = False
+
+
+EAGLE_3 = EagleNorms()  # those of its authors
+
+
 class EagleHead(TokenHead):
     """An EAGLE-3 head: fc fuses the target's states; its first layer reads embeddings beside the state.
 
-    `fused_norm`: states are normalised before fc. What the layers make of a row goes on as it is.
+    What the layers make of a row goes on to the next row as `norms` say.
     """
 
     head_kind = "eagle"
@@ -63,15 +79,15 @@ class EagleHead(TokenHead):
         width: int,
         vocabulary: int,
         outer: nn.Module | None,
-        norm_first: bool = False,
-        fused_norm: bool = False,
+        norms: EagleNorms = EAGLE_3,
         target: str = "",
     ) -> None:
         super().__init__(config, reads, width, vocabulary, outer, target)
-        self.carried = config.num_hidden_layers
+        self.norms = norms
+        self.carried = self.n_layers if norms.output else config.num_hidden_layers
         self.fc = Linear(self.states, config.hidden_size, bias=False)
-        self.fused_norm = nn.Parameter(torch.ones(self.states)) if fused_norm else None
-        self.first.mixer = EagleAttention(config, norm_first)
+        self.fused_norm = nn.Parameter(torch.ones(self.states)) if norms.before_fc else None
+        self.first.mixer = EagleAttention(config, norms.before_residual)
 
     @staticmethod
     def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
@@ -122,8 +138,10 @@ class EagleHead(TokenHead):
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, side by side [..., W], into one [..., D]."""
         if self.fused_norm is not None:
-            weight = self.fused_norm.to(states.dtype)
-            states = F.rms_norm(states, weight.shape, weight, self.decoder.config.rms_norm_eps)
+            weight, parts = self.fused_norm.to(states.dtype), len(self.reads) if self.norms.each else 1
+            rows = states.view(*states.shape[:-1], parts, -1)
+            rows = F.rms_norm(rows, rows.shape[-1:], None, self.decoder.config.rms_norm_eps)
+            states = rows.flatten(-2) * weight
         fused_states: Tensor = self.fc(states)
         return fused_states
 
@@ -150,7 +168,7 @@ class EagleHead(TokenHead):
         for _ in range(steps):
             made = self.decoder.layers[0](x, meta, None)
             logits.append(self.decoder.logits(made))
-            x = F.pad(made, (0, 0, 1, -1))
+            x = F.pad(self.decoder.normed(made) if self.norms.output else made, (0, 0, 1, -1))
         return torch.stack(logits)
 
     def weights(self) -> dict[str, Tensor]:

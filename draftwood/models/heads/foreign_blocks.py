@@ -93,7 +93,7 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
         raise ModelError(f"block_size is {block}, but must be 2 to {MAX_BLOCK}")
     embedding_scale = keys.positive_number(own, "input_embedding_scale", 1.0)
     masks = _masks(layer, config.num_hidden_layers, own if ours else None)
-    whose = fingerprint(target)  # reads embeddings, which are not on the meta device
+    whose = fingerprint(target)
     with torch.device("meta"):
         made = DFlashHead(config, reads, target, block, first, masks, embedding_scale, whose)
         if spark:

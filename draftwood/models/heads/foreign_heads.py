@@ -27,7 +27,7 @@ from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.tensor_names import EAGLE, Names
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import assistant
-from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
+from draftwood.models.heads.eagle_head import EagleHead, EagleNorms, check_reads, usual_reads
 from draftwood.models.heads.parallel_eagle import ParallelEagleHead
 from draftwood.util.safe_parsing import short_repr
 
@@ -54,8 +54,14 @@ def kind_of(directory: Path) -> str | None:
     raw = read_config(directory)
     if raw.get("medusa_num_heads") is not None:
         return "medusa"
-    if raw.get("model_type") == assistant.MODEL_TYPE:
+    model_type = str(raw.get("model_type"))
+    if model_type == assistant.MODEL_TYPE:
         return "assistant"
+    if model_type.endswith("_assistant"):
+        raise ModelError(
+            f"{directory} holds an assistant of type {short_repr(model_type)}, but of these only "
+            f"{assistant.MODEL_TYPE} is read; use another draft"
+        )
     named = raw.get("speculators_model_type")
     if named is not None:
         if named not in SPECULATORS:
@@ -111,16 +117,32 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
             f"{directory} was made for a target {config.hidden_size} wide, but this one is {width} wide; give a head "
             "of this target"
         )
-    whose = fingerprint(target)  # reads embeddings, which are not on the meta device
-    norms = bool(raw.get("norm_before_residual", False)), bool(raw.get("norm_before_fc", False))
+    whose = fingerprint(target)
+    norms, table = norms_of(own, directory, len(reads))
     parallel = raw.get("speculators_model_type") == "peagle"
     if parallel:
         known |= masks_of(raw, known, target, directory)
     with torch.device("meta"):
         kind_of_head = partial(ParallelEagleHead, block=drafted_tokens(raw)) if parallel else EagleHead
-        made = kind_of_head(config, reads, width, vocabulary, outer, *norms, whose)
+        made = kind_of_head(config, reads, width, vocabulary, outer, norms, whose)
     made.words = words
-    return made, parameters_of(made, known, EAGLE, directory, width)
+    return made, parameters_of(made, known, table, directory, width)
+
+
+def norms_of(own: Raw, directory: Path, reads: int) -> tuple[EagleNorms, Names]:
+    """The norms that the settings of an EAGLE head ask for, and the names of its tensors; it reads so many states."""
+    try:
+        fused, each, before_residual, output = (
+            keys.flag(own, key, False) for key in ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
+        )
+    except ModelError as error:
+        raise ModelError(f"{directory / 'config.json'}: {error}") from None
+    if fused and each:
+        raise ModelError(
+            f"{directory / 'config.json'} asks for norm_before_fc and fc_norm, of which a head has one; fetch it again"
+        )
+    table = {**EAGLE, "fused_norm": tuple(f"fc_norm.{n}.weight" for n in range(reads))} if each else EAGLE
+    return EagleNorms(before_residual, fused or each, each, output), table
 
 
 def drafted_tokens(raw: Raw) -> int:

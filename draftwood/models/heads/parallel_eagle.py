@@ -16,7 +16,7 @@ from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.heads.block_head import answers, blocks_of, repeated, wanted_rows
-from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads.eagle_head import EAGLE_3, EagleHead, EagleNorms
 
 
 class ParallelEagleHead(EagleHead):
@@ -29,13 +29,12 @@ class ParallelEagleHead(EagleHead):
         width: int,
         vocabulary: int,
         outer: nn.Module | None,
-        norm_first: bool = False,
-        fused_norm: bool = False,
+        norms: EagleNorms = EAGLE_3,
         target: str = "",
         block: int = 8,
     ) -> None:
         """As of an `EagleHead`; a block has `block` rows, the first that of a token."""
-        super().__init__(config, reads, width, vocabulary, outer, norm_first, fused_norm, target)
+        super().__init__(config, reads, width, vocabulary, outer, norms, target)
         self.block = self.count = block
         self.vocab_size = block * vocabulary
         self.mask = nn.Parameter(torch.zeros(config.hidden_size))  # the embedding of a token that is not known

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few-words": ({"draft_vocab_size": 11}, {}),
     "own-embeddings": ({"norm_before_fc": True}, {"embeds": True}),
     "two-layers": ({"layers": 2}, {}),
+    "3.1": ({"fc_norm": True, "norm_output": True}, {}),
     "original": ({"original": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": READS}}, {}),
     "original-few-words": (
         {"original": True, "draft_vocab_size": 11, "eagle_aux_hidden_state_layer_ids": READS},
@@ -104,10 +105,11 @@ def test_trained_heads_give_themselves_back(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"eagle.safetensors"}
 
 
-def test_unrolled_training_is_drafting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["3", "3.1"])
+def test_unrolled_training_is_drafting(norms: dict[str, bool], tmp_path: Path) -> None:
     """Row i - 1 of step k has the logits of a k-th draft: k - 1 tokens before it are drafts, others verified."""
     target = decoder(3, torch.float64)
-    raw = config()
+    raw = config(**norms)
     tensors = write(tmp_path, raw)
     head = eagle.load(tmp_path, target, packed=False)
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -143,6 +145,8 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("d2t does not name 11 of 19", more={"d2t": torch.full((11,), 50)}, draft_vocab_size=11)
     change("draft_vocab_size is 100, but must be 1 to 19", more={}, draft_vocab_size=100)
     change("reads the target after layers 1, 2, 4, but a target of 4", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    change("asks for norm_before_fc and fc_norm, of which a head has one", norm_before_fc=True, fc_norm=True)
+    change("norm_output is 'yes', but must be true or false", norm_output="yes")
     change("is \\[24, 48\\], but \\[24, 72\\]", more={"fc.weight": torch.zeros(24, 48)})
     write(tmp_path, config())
     for layer, sentence in (

@@ -30,8 +30,11 @@ PARALLEL: dict[str, Any] = {
 }
 
 
+MORE = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True, "layers": 2}
+
+
 @pytest.mark.parametrize("held", ["float32", "float64", "native"])
-@pytest.mark.parametrize("more", [{}, {"norm_before_residual": True, "norm_before_fc": True, "layers": 2}], ids=str)
+@pytest.mark.parametrize("more", [{}, MORE], ids=str)
 def test_a_published_head_says_what_its_format_says(more: dict[str, Any], held: str, tmp_path: Path) -> None:
     """In two rounds: the row of the first root, which is right, stays."""
     dtype = torch.float64 if held == "float64" else torch.float32
