@@ -78,5 +78,10 @@ def test_env_says_what_is_computed_in_another_type(command: Command) -> None:
 def test_a_gguf_file_is_not_widened(smollm2: Path) -> None:
     names = draftwood.load(smollm2).names
     assert names["dtype"] == "q4_1, q8_0" and names["kv_dtype"] == "bfloat16" and "dequantised" not in names
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_gguf_file_is_widened_where_it_is_asked_for(smollm2: Path) -> None:
     wide = draftwood.load(smollm2, dtype="float32").names
     assert wide["dtype"] == "float32" and wide["dequantised"]["target"] == "Q4_1, Q8_0"

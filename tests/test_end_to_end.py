@@ -192,6 +192,7 @@ def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch
     assert surplus(samples, plain_law("top_k")) > 6  # right methods stay below 5
 
 
+@pytest.mark.slow
 def test_check_finds_a_baseline_warped_unlike_the_method() -> None:
     """Temperature applied twice, and a warp that only one side has."""
     options, drafts = METHOD_CELLS["speculative"]

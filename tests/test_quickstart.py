@@ -11,6 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.py"
 
 
+@pytest.mark.slow
 def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE))
     printed = capsys.readouterr().out

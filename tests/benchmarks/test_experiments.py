@@ -73,6 +73,7 @@ def test_the_loop_is_timed_against_a_bare_one_and_under_every_setting_and_method
     assert all(0 < row["choosing"]["value"] <= row["not_a_forward"]["value"] < 1 for row in shares.values())
 
 
+@pytest.mark.slow
 def test_rules_of_depth_take_turns_with_plain_decoding(tmp_path: Path) -> None:
     rows = run("draft-price", tmp_path, temperatures=[1.0])["tables"]["price"]
     rules = {row["rule"] for row in rows}
@@ -83,6 +84,7 @@ def test_rules_of_depth_take_turns_with_plain_decoding(tmp_path: Path) -> None:
     assert "switched" not in CONTROLLERS
 
 
+@pytest.mark.slow
 def test_types_of_weights_are_compared_with_float32_and_bfloat16(target: Path, draft: Path, tmp_path: Path) -> None:
     tables = run("quantisation", tmp_path, Pair("tiny", target, draft, tmp_path / "made"))["tables"]
     rows = {row["type"]: row for row in tables["quality"]}

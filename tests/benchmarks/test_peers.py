@@ -112,6 +112,7 @@ def test_whatever_becomes_of_a_process_is_a_reason(tmp_path: Path) -> None:
     assert peers.run_job({}, str(slow), 1, 0.2)["error"] == "it was not done after 0 s"
 
 
+@pytest.mark.slow
 def test_engines_give_rows_for_what_runs_and_what_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     settings = {

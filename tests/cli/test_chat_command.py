@@ -121,6 +121,7 @@ def test_what_goes_wrong_is_told_and_the_conversation_goes_on(
     assert len(shown.out.strip()) > 0
 
 
+@pytest.mark.slow
 def test_the_key_is_not_on_the_command_line(target: Path) -> None:
     with running(load(target), ServeSettings(api_key="s3cret")) as served:
         flags = ["--url", served.url, "--api-key", "s3cret", "--max-new-tokens", "4"]

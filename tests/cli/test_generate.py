@@ -198,6 +198,7 @@ def test_colour_can_be_forced_and_refused(command: Command, pair: list[str]) -> 
     assert "accepted" in coloured.err and "corrected" in coloured.err  # the legend
 
 
+@pytest.mark.slow
 def test_on_a_terminal(pair: list[str]) -> None:
     ours, theirs = pty.openpty()
     variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}

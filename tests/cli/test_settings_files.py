@@ -120,6 +120,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(process, capture_output=True, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.slow
 def test_logs_go_to_standard_error(command: Command, pair: list[str]) -> None:
     generate = ("generate", "x", *pair, "--max-new-tokens", "1")
     told = run(*generate, "-v")

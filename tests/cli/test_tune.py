@@ -202,6 +202,7 @@ def test_heat_map() -> None:
     assert lines(flat) == ["one", "gamma", "    3 [1.50]"]
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tuning.py"))
     printed = capsys.readouterr().out

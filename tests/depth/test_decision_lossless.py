@@ -97,6 +97,7 @@ def test_greedy_and_coupled_text_is_plain_decodings(kind: DecisionKind, tmp_path
     assert asked == {True, False}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "method",

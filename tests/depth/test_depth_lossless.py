@@ -102,6 +102,7 @@ def test_dropping_an_unlikely_draft_is_not_exact() -> None:
     assert emitted(drops=True) != pytest.approx(p, abs=0.02)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("depth", "concurrency"), [("speedup-ts", 1), ("beta-ts", 4), ("optimal-stopping", 4)])
 def test_generations_follow_plain_decoding(depth: str, concurrency: int) -> None:
     engine = Engine(TARGET, DRAFTS[:1], end_tokens=END)

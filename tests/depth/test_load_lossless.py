@@ -160,6 +160,7 @@ def test_greedy_and_coupled_texts_are_the_same_at_any_load(
     assert len(rounds) > 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_sampled_texts_repeat_whatever_the_load_unless_the_engine_is_load_aware(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -233,6 +234,7 @@ def decoder() -> Decoder:
     return model
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("options", [METHODS["chain"][0], {"name": "mcsd", "tree": [2, 1, 1], "depth": "auto"}])
 @pytest.mark.parametrize("pause", [1, 2, 7, 40])
 def test_a_drafter_that_was_off_comes_back_as_good_as_before(

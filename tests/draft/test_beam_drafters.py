@@ -92,7 +92,7 @@ def drafting_engine(method: dict[str, Any]) -> Engine:
     return ours
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @needs_native  # with PyTorch's kernels trees and beams are near plain decoding, see docs/exactness.md
 @pytest.mark.parametrize("way", ["alone", "batch", "short"])
 @pytest.mark.parametrize("drafter", ("model", *DRAFTERS))
@@ -114,6 +114,7 @@ def test_drafted_search_has_the_bits_of_plain_search(drafter: str, way: str) -> 
     assert sum(round_.depth_accepted for result in found for round_ in result.rounds) > 2
 
 
+@pytest.mark.some(3)
 @needs_native  # with PyTorch's kernels trees and beams are near plain decoding, see docs/exactness.md
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_sampled_beams_do_not_depend_on_the_batch(drafter: str) -> None:

@@ -35,7 +35,7 @@ def head_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda target: (eagle.load(directory, target), tensors)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_text_is_plain_decodings(name: str, dtype: str, head_of: Any) -> None:

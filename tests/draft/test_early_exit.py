@@ -130,6 +130,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
         assert {"accepted", "corrected"} <= kinds
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target, ledger = decoder(3), Ledger(monkeypatch)
@@ -146,7 +147,7 @@ def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: py
         assert sum(round_.depth_accepted for result in together for round_ in result.rounds) > 5
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -169,7 +170,7 @@ def test_greedy_text_is_plain_decodings(name: str, dtype: str, places: Any) -> N
     assert MARGIN > 0
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("depth", CONTROLLERS)
 def test_every_controller_leaves_the_text_as_it_is(depth: str, places: Any) -> None:
     target = models("float64")[0]
@@ -191,6 +192,7 @@ def test_an_exit_of_two_layers_drafts_too(places: Any) -> None:
     assert result.metrics.acceptance_rate == 1
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("depth", ["fixed", "auto", "beta-ts"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_head_alone_drafts_too(name: str, depth: str, places: Any) -> None:

@@ -113,6 +113,7 @@ SEQUENCES: list[tuple[dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize(("method", "length"), SEQUENCES, ids=str)
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(temperature=1.5, top_k=2)], ids=["plain", "warped"]
@@ -188,6 +189,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield counts
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_texts_are_those_without_drafts(method: dict[str, Any], temperature: int, engine: Engine) -> None:

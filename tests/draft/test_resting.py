@@ -101,6 +101,7 @@ def plain(prompt: list[int], temperature: float, new: int) -> GenerationResult:
     return engine(reuse_prefixes=False).generate(prompt, method, {"temperature": temperature}, new, seed=3)
 
 
+@pytest.mark.some(19)
 @SAMPLINGS
 @pytest.mark.parametrize("rests", RESTS)
 @pytest.mark.parametrize("name", NAMES)
@@ -142,6 +143,7 @@ def test_a_resting_round_is_a_plain_round(name: str, rests: str, temperature: fl
     settle(ours)
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("rests", RESTS)
 @pytest.mark.parametrize("name", [*NAMES, "beams"])
 def test_no_layer_is_computed_twice(name: str, rests: str, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +159,7 @@ def test_no_layer_is_computed_twice(name: str, rests: str, log: Any, monkeypatch
         assert all(len(asked) == 1 for asked in log)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("reuse", [False, True], ids=["fresh", "reused"])
 @pytest.mark.parametrize("seed", range(2))
 def test_in_a_batch_and_after_being_put_back(seed: int, reuse: bool, log: Any) -> None:

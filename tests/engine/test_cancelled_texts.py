@@ -39,6 +39,7 @@ def after(rounds: int) -> Callable[[], bool]:
     return lambda: next(left, None) is None
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_cancelled_text_is_what_was_decided(options: dict[str, Any]) -> None:
     method = Method.parse(options)

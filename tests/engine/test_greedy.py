@@ -27,7 +27,7 @@ EVERYDAY = {(name, "rejection", "float32") for name in METHODS}
 EVERYDAY |= {(name, "coupled", "float64") for name in ("speculative", "specinfer-2", "mcsd-distinct")}
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "verify", "dtype"),
     [
@@ -62,7 +62,7 @@ def test_greedy_text_is_the_same_of_lossy_methods_too(name: str) -> None:
     assert sum(result.metrics.accepted for result in results) > 10
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_text_does_not_depend_on_the_batch(name: str) -> None:
     """The same seed gives the same text alone and beside others, rejection and coupled, on float64 weights."""

@@ -119,6 +119,7 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
     assert total.acceptance_by_position == pytest.approx([alpha, alpha], abs=0.04)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("expansion", "bound"), [([1, 1], 0.6), ([3, 1], None)], ids=str)
 def test_acceptance_beside_what_any_rule_could_accept(expansion: list[int], bound: float | None) -> None:
     """Of one round in 16; chains meet the bound by rejection, several draws stay below it."""

@@ -70,6 +70,7 @@ def test_anything_but_one_select_is_refused_and_leaves_no_trace(database: Databa
     assert {file: file.read_bytes() for file in place.iterdir()} == before
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "sql",
     [

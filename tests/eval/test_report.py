@@ -172,6 +172,7 @@ def test_several_evaluations_are_one_page(tmp_path: Path, undrawn: None) -> None
     assert (tmp_path / "figures" / "b-qa-front.svg") in files and len(set(files)) == 28
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("value", [[], "x", 10**30, [{}, {}]])
 def test_a_damaged_evaluation_is_reported_or_refused(tmp_path: Path, value: object, undrawn: None) -> None:
     directory = write(tmp_path / "run")

@@ -253,6 +253,7 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: " ".join(map(str, method.values())))
 def test_nothing_is_left_out(method: dict[str, Any]) -> None:
     """On random models: every draft has a fate, every draw is counted, no line is wider than the terminal."""

@@ -46,6 +46,7 @@ def explained(method: dict[str, Any], seed: int, temperature: float = 1.0) -> tu
     return engine, found
 
 
+@pytest.mark.some(11)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: " ".join(map(str, method.values())))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_was_recorded_is_what_happened(method: dict[str, Any], temperature: float) -> None:

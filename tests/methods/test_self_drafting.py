@@ -259,7 +259,7 @@ def prompt_of(length: int) -> list[int]:
     return torch.randint(VOCAB, (length,), generator=generator).tolist()
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("verify", "dtype"),
     [
@@ -286,6 +286,7 @@ def test_greedy_text_is_plain_greedy_text(name: str, verify: str, dtype: torch.d
     assert sum(result.metrics.accepted for result in results) > 0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_text_does_not_depend_on_the_batch(name: str, with_heads: None) -> None:
     engine = Engine(decoder(3, torch.float64))

@@ -14,6 +14,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("dtype", "draft"), [("float32", "bfloat16"), ("bfloat16", "float64")])
 def test_greedy_and_coupled_text_is_plain_decodings(dtype: str, draft: str) -> None:
     """As in MCSD's experiments: a target in bfloat16, its draft in float64."""

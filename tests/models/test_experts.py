@@ -126,6 +126,7 @@ def tiny(tmp_path: Path) -> Engine:
     return Engine(target, [draft])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 2}, TREE], ids=str)
 def test_the_law_of_a_tiny_mixture_is_exact(method: dict[str, Any], tiny: Engine, monkeypatch: Any) -> None:
     """Every random choice enumerated: texts have the chances of plain decoding."""

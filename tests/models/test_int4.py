@@ -89,6 +89,7 @@ def test_packed_matrices_are_refused() -> None:
         int4.quantised(model, None)
 
 
+@pytest.mark.slow
 def test_perplexity_of_the_embedded_target_grows_by_less_than_one_percent() -> None:
     """On held-out text of every kind; docs/results.md has the figure of many more documents."""
     home = EMBEDDED / "target"

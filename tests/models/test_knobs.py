@@ -114,6 +114,7 @@ def test_training_sees_what_a_cache_sees(name: str) -> None:
     )
 
 
+@pytest.mark.some(27)
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "pytorch"])
 @pytest.mark.parametrize("name", KNOBS)
 def test_rows_have_the_same_bits_alone(name: str, backend: str) -> None:

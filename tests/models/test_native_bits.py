@@ -86,6 +86,7 @@ def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
 KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bias_windows", "qwen2_moe", "gpt_oss")
 
 
+@pytest.mark.some(25)
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 @pytest.mark.parametrize("name", mostly_slow(VARIANTS, KINDS))
 def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> N
     walk_together(model, [(12, "tree"), (3, "tree"), (9, "chain"), (5, "single")], 4)
 
 
+@pytest.mark.some(27)
 @pytest.mark.skipif(not recurrent.available(), reason="the native library that is installed has no recurrent layers")
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -189,6 +191,7 @@ def hypotheses(result: Any) -> list[tuple[Any, ...]]:
     return [(beam.tokens, beam.score, beam.finish_reason) for beam in result.beams]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_drafted_beam_search_changes_no_bit(kind: str) -> None:
     beams(loaded(kind), [prompt[:200] for prompt in PROMPTS[:3]], 10)
@@ -202,6 +205,7 @@ def test_drafted_beam_search_changes_no_bit_on_500_prompts(kind: str) -> None:
     beams(loaded(kind), prompts[:500], 32)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_drafted_beam_sampling_does_not_depend_on_the_batch(kind: str) -> None:
     engine = loaded(kind)

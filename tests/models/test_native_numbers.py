@@ -45,6 +45,7 @@ def test_the_error_of_each_type(kind: str) -> None:
     assert low <= found.mean() < high
 
 
+@pytest.mark.some(21)
 @needs_native
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", mostly_slow(VARIANTS))
@@ -128,6 +129,7 @@ except ConfigurationError as error:
 """
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_kernel_set_that_is_not_there() -> None:
     """PyTorch computes where nobody insists, and both say why."""

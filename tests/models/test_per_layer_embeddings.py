@@ -28,6 +28,7 @@ from tests.helpers.native_library import needs_native
 NAME = "gemma4_per_layer"  # six layers, the last two of which read the keys of layers 2 and 3
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "pytorch"])
 def test_greedy_texts_are_those_of_transformers(backend: str, tmp_path: Path) -> None:
     model = write(tmp_path, NAME)

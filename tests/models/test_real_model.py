@@ -173,7 +173,7 @@ def test_drafted_beam_search_changes_no_bit(engine: Engine) -> None:
     beams(engine, PROMPTS, 8)
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("drafter", ["skip", "lookup", "eagle"])
 def test_beams_that_need_no_draft_model_change_no_bit(drafter: str, engine: Engine, tmp_path: Path) -> None:

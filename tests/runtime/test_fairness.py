@@ -102,7 +102,7 @@ HEAVY: dict[str, tuple[dict[str, Any], int, float]] = {  # method, texts of the 
 ALONE: dict[str, float] = {}  # milliseconds to the first token of each light request beside nobody
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("heavy", HEAVY)
 def test_a_light_request_gets_its_first_token_beside_a_heavy_one(clock: Clock, heavy: str) -> None:
     ours, (method, texts, most) = engine(reuse_prefixes=False), HEAVY[heavy]

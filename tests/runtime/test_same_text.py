@@ -44,6 +44,7 @@ def alone() -> list[GenerationResult]:
     return [engine(reuse_prefixes=False).generate(**entry) for entry in entries(24, 0)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("reuse", [False, True], ids=["fresh", "reused"])
 @pytest.mark.parametrize("concurrency", [3, 24])
 def test_in_a_batch_in_any_order(alone: list[GenerationResult], reuse: bool, concurrency: int) -> None:
@@ -59,6 +60,7 @@ def test_in_a_batch_in_any_order(alone: list[GenerationResult], reuse: bool, con
     settle(ours)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("reuse", [False, True], ids=["fresh", "reused"])
 @pytest.mark.parametrize("seed", range(2))
 def test_after_being_put_back(alone: list[GenerationResult], seed: int, reuse: bool) -> None:
@@ -149,6 +151,7 @@ def test_a_request_takes_what_a_live_one_has(name: str) -> None:
     settle(ours)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ["plain", "chain", "exit", "self", "eagle", "medusa", "search"])
 def test_texts_of_one_call_read_their_prompt_once(name: str) -> None:
     """Cold: one of them computes it, and the others take over what that has computed."""

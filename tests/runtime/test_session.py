@@ -22,9 +22,9 @@ CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12}  # absolute and relative
 
 
 def naive(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """Logits after the last token, without any cache."""
+    """Logits after each token, without any cache."""
     with torch.inference_mode():
-        return model.train_forward(torch.tensor([list(tokens)]))[0, -1]
+        return model.train_forward(torch.tensor([list(tokens)]))[0]
 
 
 rows: defaultdict[int, float] = defaultdict(float)  # by id of the session: what `answer` computed
@@ -42,9 +42,14 @@ def check(session: Session, forest: Forest, nodes: Sequence[int], logits: Tensor
     assert logits.shape == (len(nodes), VOCAB)
     model = session.model
     assert isinstance(model, Decoder)
-    for row, node in enumerate(nodes):
-        close = CLOSE[model.dtype]
-        torch.testing.assert_close(logits[row], naive(model, forest.sequence(node)), atol=close, rtol=close)
+    expected: dict[int, Tensor] = {}
+    for leaf in reversed(nodes):
+        if leaf not in expected:  # as part of the path to one below it
+            path = forest.path(leaf)
+            expected |= zip(path, naive(model, forest.sequence(leaf))[-len(path) :], strict=True)
+    close = CLOSE[model.dtype]
+    for row, node in zip(logits, nodes, strict=True):
+        torch.testing.assert_close(row, expected[node], atol=close, rtol=close)
 
 
 def grow(forest: Forest, rng: random.Random, count: int) -> list[int]:

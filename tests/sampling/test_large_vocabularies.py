@@ -34,6 +34,7 @@ def rows(size: int) -> list[torch.Tensor]:
     return [normal * 0.01, 3 * normal, peaked, (normal * 2).round(), some]
 
 
+@pytest.mark.some(11)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "options",

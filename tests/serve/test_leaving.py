@@ -22,6 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_whoever_leaves_is_forgotten(long_target: Path, path: str, stream: bool) -> None:

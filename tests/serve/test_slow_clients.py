@@ -59,7 +59,7 @@ def test_what_is_not_sent_in_time(long_target: Path) -> None:
         half.sendall(HEAD)
         began = time.monotonic()
         trickled(trickle, b"G")  # a head that grows for ever
-        assert rest(nothing) == rest(half) == b"" and time.monotonic() - began < 5
+        assert rest(nothing) == rest(half) == b"" and time.monotonic() - began < 15
         again = connected(served)
         again.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"200 OK" in again.recv(99)

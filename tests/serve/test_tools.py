@@ -283,6 +283,7 @@ def test_ollama(caller: Running) -> None:
     assert caller.refused("/api/show", model="x")[0] == 404
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_an_agent_with_a_real_model(smollm2: Path) -> None:
     """SmolLM2's template knows no tools: it is told of them, and the grammar does the rest."""

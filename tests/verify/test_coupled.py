@@ -39,6 +39,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: "+".join(s) or "plain")
 @pytest.mark.parametrize(("method", "drafts"), METHODS, ids=lambda m: m["name"] if isinstance(m, dict) else str(m))
 def test_text_under_a_seed_does_not_depend_on_the_drafter(

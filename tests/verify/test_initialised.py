@@ -120,6 +120,7 @@ def lengths_of(tree: Sequence[int], replacement: bool) -> Tensor:
     return table
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("tree", "replacement", "count", "distinct"),
     [
@@ -284,6 +285,7 @@ def engine_law(engine: Engine, patch: pytest.MonkeyPatch, length: int, **options
     return randomness.law_of(lambda: tuple(engine.generate(PROMPT, method, max_new_tokens=length).tokens))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("initial", "tree", "length"), [(1, (2, 1), 4), (1, (1, 1), 4), (2, (), 4), (3, (), 3)], ids=str
 )

@@ -44,6 +44,7 @@ def accepted(p: Tensor, q: Tensor, count: int, rule: Resolve, replacement: bool 
     return law_of(experiment).get(True, 0.0)
 
 
+@pytest.mark.some(11)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("vocab", "count"), [(2, 3), (3, 2), (3, 4), (4, 3), (3, 1)])
 def test_the_token_follows_the_target(vocab: int, count: int, seed: int) -> None:

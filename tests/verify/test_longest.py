@@ -55,6 +55,7 @@ def as_released(forest: Forest, roots: Sequence[int], tree: Sequence[int], p: Se
     return law
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("count", "tree"), [(1, (1,)), (1, (2,)), (1, (1, 1, 1)), (1, (2, 1)), (2, (2,))])
 def test_the_law_is_that_of_the_released_procedure(count: int, tree: tuple[int, ...]) -> None:
     def drafted(choices: ScriptedChoices) -> tuple[Forest, Tensor]:

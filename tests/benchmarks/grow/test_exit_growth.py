@@ -30,6 +30,7 @@ def target() -> Decoder:
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("layers", "behind", "width", "depth"), [(1, 1, 40, 1), (2, 2, 32, 1), (3, 5, 40, 1), (2, 2, 40, 0)]
 )

@@ -82,6 +82,7 @@ def perplexity(decoder: Any, per_domain: int) -> float:
     return math.exp(total / count)
 
 
+@pytest.mark.slow
 def test_shorter_types_cost_little_perplexity() -> None:
     found = {}
     for kind, how in TYPES.items():
