@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 import numpy as np
 
-from benchmarks.papers.learned import Way, exit_layer, predictor
+from benchmarks.papers.learned import Way, exit_layer, label_of, predictor
 from benchmarks.papers.settings import Entry
 from benchmarks.papers.study import Paper, Size, Study, Sweep, rate
 from draftwood.errors import ModelError
@@ -120,12 +121,14 @@ def over_fixed(study: Study, result: Sweep, task: str, label: str) -> Interval |
 
 
 def exits(study: Study) -> None:
-    """Figures 4 and 5, and Table 4's exits: each shape under Beta-TS."""
+    """Figures 4 and 5, and Table 4's exits: each shape under Beta-TS; those alone whose labels are asked for."""
     shapes: dict[str, list[int]] = study.paper.training
     asked: list[tuple[int | None, int, Way]] = [(layers, 1, "mixed") for layers in shapes["layers"]]
     asked += [(None, 1, "mixed"), *((None, depth, "mixed") for depth in shapes["exit_layers"]), (None, 1, "given")]
     entries = {}
     for layers, depth, way in asked:
+        if study.only and not any(fnmatchcase(label_of(study, layers, depth, way), each) for each in study.only):
+            continue
         try:
             place, label = exit_layer(study, layers, depth, way)
         except ModelError as error:  # the target is not that deep
@@ -135,9 +138,8 @@ def exits(study: Study) -> None:
             {"name": "eesd", "verify": "rejection", "gamma": None, "exit": place, "depth": "beta-ts"}
         )
     result = study.run("exits", more=entries)
-    usual = exit_layer(study)[1]
-    for other, ends in (
-        (exit_layer(study, depth=0)[1], NO_LAYER),
-        (exit_layer(study, way="given")[1], NO_DISTILLATION),
-    ):
+    usual = label_of(study, None, 1, "mixed")
+    without: tuple[tuple[int, Way, Paper], ...] = ((0, "mixed", NO_LAYER), (1, "given", NO_DISTILLATION))
+    for depth, way, ends in without:
+        other = label_of(study, None, depth, way)
         study.compare("Table 4", f"speed of {other} over {usual}", ends, result.faster(other, usual))

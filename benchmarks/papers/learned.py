@@ -82,8 +82,7 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     """
     if study.models.exit is not None and (layers, depth, way) == (None, 1, "mixed"):
         return study.models.exit, _given_exit(study, study.models.exit)
-    layers = layers or share(study.models.engine.target.n_layers)
-    label = _label(layers, depth, way)
+    layers, label = layers or share(study.models.engine.target.n_layers), label_of(study, layers, depth, way)
     place = _place(study, f"exit-{layers}-{depth}-{way}")
     report = place / "report.json"
     if not report.is_file():
@@ -105,14 +104,16 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     return str(place), label
 
 
-def _label(layers: int, depth: int, way: Way) -> str:
+def label_of(study: Study, layers: int | None, depth: int, way: Way) -> str:
+    """The label of an exit to train: the layers below it, its own, and what it learns from if that is given text."""
+    layers = layers or share(study.models.engine.target.n_layers)
     return f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{', on given text alone' * (way == 'given')}"
 
 
 def _given_exit(study: Study, directory: str) -> str:
     """The label of an exit that was trained before; what its file says of its training is kept."""
     file = artifact.load(Path(directory) / FILE, KIND)
-    label, trained = _label(file.settings["layers"], file.settings["depth"], "mixed"), file.about["trained"]
+    label, trained = label_of(study, file.settings["layers"], file.settings["depth"], "mixed"), file.about["trained"]
     judged = {"model": label, **{name: trained[name] for name in ("tokens", *REPORTED)}}
     if judged not in study.learned:
         study.learned.append(judged)
