@@ -7,9 +7,21 @@ from collections import Counter
 import pandas as pd
 
 from benchmarks.execute import read
-from benchmarks.experiment import find, load
 from benchmarks.pages import chat_prompts
-from benchmarks.pages.tables import RESULTS, frame, labels, markdown, pivoted, source, sources, span, text, times, value
+from benchmarks.pages.tables import (
+    RESULTS,
+    documents,
+    frame,
+    labels,
+    markdown,
+    pivoted,
+    source,
+    sources,
+    span,
+    text,
+    times,
+    value,
+)
 
 HEAD = """# Results
 
@@ -288,7 +300,7 @@ Methods and rules on small models whose choices can be enumerated, and on the em
 
 
 def scores() -> str:
-    """Scores of lossless methods, and how far they are from plain decoding's."""
+    """Scores of lossless methods, and how far they are from plain decoding's: below the certificates."""
     rows = frame("lossless", "scores")
     if rows.empty:
         return ""
@@ -297,11 +309,11 @@ def scores() -> str:
         points=[text(each, ends=True) for each in rows["points"]],
         runs=rows["runs"],
     )
-    return f"""## Scores of lossless methods
-
-A lossless method answers as well as plain decoding. Scores at temperature 1 of
-{", ".join(load(find("lossless")).settings["tasks"])}, each alike, and points above plain decoding's on the same items
-with the same seeds.
+    settings = documents("lossless")[0]["settings"]
+    items = settings["limit"] * len(settings["tasks"])
+    return f"""A lossless method answers as well as plain decoding, as far as {items} items with {settings["seeds"]} seeds
+each tell. Scores at temperature 1 of {", ".join(settings["tasks"])}, each alike, and points above plain decoding's on the same
+items with the same seeds:
 
 {markdown(shown)}
 

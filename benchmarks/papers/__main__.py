@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -115,7 +116,7 @@ def chosen(parts: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
 def made_by(arguments: Sequence[str]) -> str:
     """The command, with the last name of each absolute path in place of the whole."""
     short = [Path(each).name if each.startswith(("/", "~")) else each for each in arguments]
-    return " ".join(["python -m benchmarks.papers", *short])
+    return f"python -m benchmarks.papers {shlex.join(short)}"
 
 
 def merged(paper: str, name: str, out: Path, order: Sequence[str]) -> dict[str, Any]:

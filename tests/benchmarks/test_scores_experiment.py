@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.execute import execute
-from benchmarks.experiment import HERE, find, load
+from benchmarks.experiment import find, load
 from benchmarks.kinds.scores import compared
 from benchmarks.pages.tables import documents
 from draftwood.methods import Method
@@ -35,8 +35,8 @@ def test_every_method_is_asked_all_items(tmp_path: Path) -> None:
     assert {(row["runs"], row["points"]["n"]) for row in rows} == {(8, 4)} and rows[0]["points"]["value"] == 0
 
 
-@pytest.mark.skipif(not documents("lossless"), reason="not measured yet")
-def test_what_was_measured_is_lossless_within_two_points() -> None:
+def test_scores_of_lossless_methods_do_not_differ_from_plain_decodings() -> None:
+    """By as much as three hundred items show: no interval leaves out 0."""
     (document,) = documents("lossless")
     settings = document["settings"]
     items = settings["limit"] * len(settings["tasks"])
@@ -47,5 +47,4 @@ def test_what_was_measured_is_lossless_within_two_points() -> None:
     )
     for row in document["tables"]["scores"][1:]:
         points = row["points"]
-        assert points["n"] == items and points["low"] <= 0 <= points["high"] and abs(points["value"]) <= 2, row
-    assert (HERE / "results" / "lossless").is_dir()
+        assert points["n"] == items and points["low"] <= 0 <= points["high"], row
