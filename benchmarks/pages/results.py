@@ -310,10 +310,10 @@ def scores() -> str:
         runs=rows["runs"],
     )
     settings = documents("lossless")[0]["settings"]
-    items = settings["limit"] * len(settings["tasks"])
-    return f"""A lossless method answers as well as plain decoding, as far as {items} items with {settings["seeds"]} seeds
-each tell. Scores at temperature 1 of {", ".join(settings["tasks"])}, each alike, and points above plain decoding's on the same
-items with the same seeds:
+    items, tasks = settings["limit"] * len(settings["tasks"]), ", ".join(settings["tasks"])
+    return f"""A lossless method answers as well as plain decoding, as far as {items} items with {settings["seeds"]}
+seeds each tell. Scores at temperature 1 of {tasks}, each alike, and points above plain decoding's on the same items
+with the same seeds:
 
 {markdown(shown)}
 
