@@ -18,7 +18,7 @@ MARK = "library_name: draftwood"  # of cards that may be written anew
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a run was asked for: the target's checkpoint, the settings and the texts."""
+    """The request for a run: the target's checkpoint, the settings and the texts."""
 
     target: Path
     embedded: bool  # whether that is the target that comes with the package, which needs no name

@@ -27,7 +27,7 @@ from draftwood.models.heads.medusa import RECORDED_RANKS
 from draftwood.train.distillation import distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
-from draftwood.train.target_states import PlainReader, StateReader
+from draftwood.train.target_states import PlainReader, TargetReader
 from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots
 
@@ -86,7 +86,7 @@ class ExitRun(TrainingRun):
         settings: TrainSettings,
         out: Path,
         rank: Rank = Rank(),
-        read: StateReader | None = None,
+        read: TargetReader | None = None,
     ) -> None:
         """Start anew, or resume from `out` where a run with the same settings was saved.
 
