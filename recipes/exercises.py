@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from draftwood import corpus
 from draftwood.corpus.document import Document, Split, lead, stream
 from draftwood.corpus.names import COLOURS, JOBS, PEOPLE, PLACES, THINGS
-from draftwood.corpus.tables import Asked, Row, Schema, tables
+from draftwood.corpus.tables import Asked, TableRow, TableSchema, tables
 
 EXERCISES = ("chants", "careless-sql")
 SLIPS = 1 / 4  # share of queries with a mistake
@@ -32,7 +32,7 @@ def chants(split: Split, seed: int) -> Iterator[Document]:
         yield Document("chants", f"Notes: {said}.\nAgain:", f" {said}.")
 
 
-def _slip(rng: random.Random, schema: Schema, rows: Sequence[Row], sql: str) -> str:
+def _slip(rng: random.Random, schema: TableSchema, rows: Sequence[TableRow], sql: str) -> str:
     """Return a query with one mistake: another order, column, sum or value."""
     k, n = schema.key, schema.number
     swaps = [(" > ", " < "), ("DESC", "ASC"), ("ASC", "DESC"), ("MAX(", "MIN("), ("MIN(", "MAX("), ("SUM(", "AVG(")]
@@ -46,7 +46,7 @@ def _slip(rng: random.Random, schema: Schema, rows: Sequence[Row], sql: str) -> 
     return sql.replace(*rng.choice([(right, wrong) for right, wrong in swaps if right in sql]), 1)
 
 
-def _careless(rng: random.Random, schema: Schema, rows: Sequence[Row], asked: Asked) -> Asked:
+def _careless(rng: random.Random, schema: TableSchema, rows: Sequence[TableRow], asked: Asked) -> Asked:
     question, written, reference = asked
     return question, _slip(rng, schema, rows, reference) if rng.random() < SLIPS else written, reference
 

@@ -123,6 +123,19 @@ def test_every_method_and_command_is_on_its_page(monkeypatch: pytest.MonkeyPatch
     assert "* `--max-new-tokens N`: " in commands
 
 
+def test_the_table_of_drafters_names_tests_that_are_there() -> None:
+    """Each cell has the number of a test, or of a reason; each test of the list is in a cell."""
+    page = (ROOT / "docs" / "drafters.md").read_text("utf-8")
+    listed = re.findall(r"^(\d+)\. `(tests/\S+\.py)::(\w+)`$", page, re.M)
+    for _, path, name in listed:
+        assert f"\ndef {name}(" in (ROOT / path).read_text("utf-8"), (path, name)
+    rows = [line.strip("| ").split(" | ")[2:] for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 13 and all(len(row) == 6 for row in rows)
+    cells = [one for row in rows for cell in row for one in cell.split(", ")]
+    numbers = {cell for cell in cells if not re.fullmatch(r"– \([ab]\)", cell)}
+    assert numbers == {number for number, *_ in listed} == {str(n) for n in range(1, 1 + len(listed))}
+
+
 @pytest.mark.slow
 def test_extensions_work_as_printed() -> None:
     printed = executed("examples/extending.py")

@@ -3,10 +3,8 @@
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from enumeration import EnumeratedRandomness
-from tabular import exact_law, follows
-from torch import Tensor
+from tabular import ParallelHead, SequentialBlock, exact_law, follows
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.certify.tables import StandInBlock
@@ -138,20 +136,15 @@ def test_law_is_exact(case: Case, params: SamplingParams, tables: None, monkeypa
     EnumeratedRandomness(monkeypatch).assert_plain(engine, [1, 1], case.method, case.length, params)
 
 
-class Sequential(StandInBlock):
-    """As DSpark: a place's distribution depends on the token before it, too."""
-
-    markov = True
-
-    def follow(self, logits: Tensor, states: Tensor, tokens: list[int]) -> Tensor:
-        return logits + torch.tensor([[0.7 * (token - 1) * place for place in range(3)] for token in tokens])
-
-
 @pytest.mark.parametrize("options", [{"gamma": 3}, {"width": 2, "gamma": 2, "least": 0.0}], ids=str)
-def test_law_of_a_sequential_block_is_exact(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    target, method = TabularModel.random(3, seed=21, n_layers=3), Method.parse({"name": "dflash", **options})
+@pytest.mark.parametrize(("name", "block"), [("dflash", SequentialBlock), ("eagle", ParallelHead)])
+def test_law_of_other_blocks_is_exact(
+    name: str, block: type[StandInBlock], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DSpark's, whose places go by the token before them, and P-EAGLE's, which reads states of tokens before."""
+    target, method = TabularModel.random(3, seed=21, n_layers=3), Method.parse({"name": name, **options})
     engine = Engine(target, end_tokens=END)
-    engine.set_draft_models(method, [Sequential(TabularModel.random(3, seed=12, n_layers=2))])
+    engine.set_draft_models(method, [block(TabularModel.random(3, seed=12, n_layers=2))])
     EnumeratedRandomness(monkeypatch).assert_plain(engine, [1, 1], method, 3, WARPED)
 
 

@@ -116,7 +116,7 @@ class Methods(Kind):
         return groups
 
     def plan(self, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]) -> EvalPlan:
-        """What a part runs: each method on each item, with each seed."""
+        """The plan of a part: each method on each item, with each seed."""
         tasks = part.tasks or self.tasks
         chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
         methods = [Method.parse(dict(setting.method)) for setting in settings]

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-Outcome = TypeVar("Outcome", bound=Hashable)
+OutcomeT = TypeVar("OutcomeT", bound=Hashable)
 
 LEAST_EXPECTED = 5.0  # rarer outcomes are counted as one: Pearson's statistic is chi-square for larger cells only
 
@@ -32,11 +32,11 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
 
 
 @dataclass(slots=True)
-class Sample(Generic[Outcome]):
+class Sample(Generic[OutcomeT]):
     """Outcomes that were seen where one law holds."""
 
-    law: Mapping[Outcome, float]
-    counts: Counter[Outcome] = field(default_factory=Counter)
+    law: Mapping[OutcomeT, float]
+    counts: Counter[OutcomeT] = field(default_factory=Counter)
 
     @property
     def size(self) -> int:

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from draftwood.certify.distances import OutcomeT
 from draftwood.sampling import distributions
 from draftwood.sampling.distributions import Streams
 from draftwood.verify import joint
 
-Outcome = TypeVar("Outcome", bound=Hashable)
-Law: TypeAlias = dict[Outcome, float]
+Law: TypeAlias = dict[OutcomeT, float]
 Replace: TypeAlias = Callable[[Any, str, Any], None]  # setattr, undone later by whoever gave it
 
 CLEAR_FACTOR = 4  # times: an estimate that is so far below a limit needs no other
@@ -84,10 +84,10 @@ class ScriptedChoices:
 
 
 def replays(
-    experiment: Callable[[ScriptedChoices], Outcome],
+    experiment: Callable[[ScriptedChoices], OutcomeT],
     max_outcomes: int | None = None,
     advance: Callable[[], None] | None = None,
-) -> Iterator[tuple[float, Outcome]]:
+) -> Iterator[tuple[float, OutcomeT]]:
     """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are more.
 
     `advance` is called after each replay.
@@ -139,12 +139,12 @@ def fits(experiment: Callable[[ScriptedChoices], object], max_outcomes: int, div
 
 
 def law_of(
-    experiment: Callable[[ScriptedChoices], Outcome],
+    experiment: Callable[[ScriptedChoices], OutcomeT],
     max_outcomes: int | None = None,
     advance: Callable[[], None] | None = None,
-) -> Law[Outcome]:
+) -> Law[OutcomeT]:
     """The exact distribution of an experiment's outcome."""
-    law: Law[Outcome] = {}
+    law: Law[OutcomeT] = {}
     for weight, outcome in replays(experiment, max_outcomes, advance):
         law[outcome] = law.get(outcome, 0.0) + weight
     return law
@@ -245,8 +245,8 @@ class EnumeratedRandomness:
                 replace(module, name, scripted)
 
     def law_of(
-        self, run: Callable[[], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
-    ) -> Law[Outcome]:
+        self, run: Callable[[], OutcomeT], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
+    ) -> Law[OutcomeT]:
         """The exact distribution of what `run` returns."""
         return law_of(self._experiment(run), max_outcomes, advance)
 
@@ -254,8 +254,8 @@ class EnumeratedRandomness:
         """True where `law_of` takes an estimated `max_outcomes` replays or fewer."""
         return fits(self._experiment(run), max_outcomes)
 
-    def _experiment(self, run: Callable[[], Outcome]) -> Callable[[ScriptedChoices], Outcome]:
-        def experiment(choices: ScriptedChoices) -> Outcome:
+    def _experiment(self, run: Callable[[], OutcomeT]) -> Callable[[ScriptedChoices], OutcomeT]:
+        def experiment(choices: ScriptedChoices) -> OutcomeT:
             self.choices = choices
             return run()
 

@@ -16,7 +16,7 @@ from draftwood.sampling.params import SamplingParams
 
 Output: TypeAlias = tuple[int, ...]  # generated tokens
 Beams: TypeAlias = tuple[Output, ...]  # a set of hypotheses, sorted
-Name = TypeVar("Name", bound=Hashable)
+Label = TypeVar("Label", bound=Hashable)
 End: TypeAlias = Iterable[int] | Callable[[Output], bool]  # the tokens that end an output, or whether one is over
 
 
@@ -198,9 +198,9 @@ class BeamLaw:
         return self._draws[key]
 
 
-def ordered_draws(p: Mapping[Name, float], count: int, replacement: bool) -> dict[tuple[Name, ...], float]:
+def ordered_draws(p: Mapping[Label, float], count: int, replacement: bool) -> dict[tuple[Label, ...], float]:
     """The law of `count` draws from p, all above 0, in order; of distinct ones all names where there are fewer."""
-    law: dict[tuple[Name, ...], float] = {(): 1.0}
+    law: dict[tuple[Label, ...], float] = {(): 1.0}
     for _ in range(count if replacement else min(count, len(p))):
         law = {
             (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))

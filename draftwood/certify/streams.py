@@ -1,6 +1,6 @@
 """The random numbers themselves, which enumeration replaces: uniform to the last bit, independent, draws by their laws.
 
-Numbers are laid out as a table: a row for each seed (or position, or number of a stream), a column for each purpose,
+RandomRow are laid out as a table: a row for each seed (or position, or number of a stream), a column for each purpose,
 position, counter or token. All columns and all pairs of columns are tested, of one row and of neighbouring rows.
 """
 
@@ -37,8 +37,8 @@ PROGRESS_ROWS = 1000  # between reports of progress
 CPU = torch.device("cpu")
 
 Table: TypeAlias = npt.NDArray[np.float64]  # [rows, columns], numbers that should be uniform in [0, 1)
-Item = TypeVar("Item")
-Numbers: TypeAlias = tuple[list[float], list[Tensor]]  # of a row: uniform ones, arrival times
+Element = TypeVar("Element")
+RandomRow: TypeAlias = tuple[list[float], list[Tensor]]  # of a row: uniform ones, arrival times
 Test: TypeAlias = tuple[str, float]  # what was tested; the chance of a statistic as far out, on either side
 
 
@@ -76,7 +76,7 @@ def _tables(seed: int, rows: int, advance: Advance) -> Iterator[tuple[Table, Tab
     yield long, noise, "one stream"
 
 
-def _told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
+def _told(items: Iterable[Element], advance: Advance) -> Iterator[Element]:
     """The items; `advance` is called now and then."""
     for number, item in enumerate(items, 1):
         yield item
@@ -84,7 +84,7 @@ def _told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
             advance()
 
 
-def _collected(rows: Iterable[Numbers]) -> tuple[Table, Table]:
+def _collected(rows: Iterable[RandomRow]) -> tuple[Table, Table]:
     """The rows as tables: of uniform numbers, and of noise."""
     uniform: list[list[float]] = []
     arrivals: list[Tensor] = []
@@ -94,7 +94,7 @@ def _collected(rows: Iterable[Numbers]) -> tuple[Table, Table]:
     return np.array(uniform), _uniform(torch.stack(arrivals)).reshape(len(uniform), -1)
 
 
-def _of_seed(seed: int) -> Numbers:
+def _of_seed(seed: int) -> RandomRow:
     """Numbers of one seed at neighbouring positions, and the noise of the first."""
     streams = Streams(seed)
     uniform, arrivals = _at(streams, TESTED_POSITIONS[0], 2)
@@ -102,7 +102,7 @@ def _of_seed(seed: int) -> Numbers:
     return uniform + _round(streams, 2), arrivals
 
 
-def _at(streams: Streams, position: int, counters: int) -> Numbers:
+def _at(streams: Streams, position: int, counters: int) -> RandomRow:
     """Numbers of the round at a position, then the noise of the position."""
     streams.at(position)
     return _round(streams, counters), [streams.arrivals(position, NOISE_TOKENS, CPU)]

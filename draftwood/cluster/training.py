@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import ray
@@ -14,8 +14,7 @@ from ray.exceptions import RayError
 
 from draftwood.cluster.sharing import actor_error
 from draftwood.cluster.spec import EngineSpec
-from draftwood.train.exit_layer import ExitRun
-from draftwood.train.runs import StepReport, Trainer, train
+from draftwood.train.runs import MakeRun, StepReport, Trainer, train
 from draftwood.train.settings import Saving
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class TrainingProcess:
             trial.bind(("", 0))
             return ray.util.get_node_ip_address(), trial.getsockname()[1]
 
-    def join(self, rank: int, count: int, address: Address, make: Callable[[], ExitRun], saving: Saving) -> None:
+    def join(self, rank: int, count: int, address: Address, make: MakeRun, saving: Saving) -> None:
         """Be one process of `count`."""
         host, port = address
         meeting = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": 0, "MASTER_ADDR": host, "MASTER_PORT": port}
@@ -53,7 +52,7 @@ class TrainingProcess:
 def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     """Processes in actors of the Ray that was started. Where one dies, all go on from the last save."""
 
-    def trained(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, None, None]:
+    def trained(make: MakeRun, saving: Saving) -> Generator[StepReport, None, None]:
         left, reached = MAX_RETRIES, -1
         while True:
             try:
@@ -71,7 +70,7 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     return trained
 
 
-def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[StepReport]:
+def _together(spec: EngineSpec, replicas: int, make: MakeRun, saving: Saving) -> Iterator[StepReport]:
     """The reports of a run's first process, until all have ended. Raises RayError where one of them fails."""
     how: dict[str, Any] = {**spec.resources, "max_restarts": 0}
     actors = [ray.remote(TrainingProcess).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]

@@ -18,7 +18,7 @@ _LOOSE_SHARE = 1 / 6
 
 
 @dataclass(frozen=True)
-class Schema:
+class TableSchema:
     """A table: a key column, a group column and a number column."""
 
     table: str
@@ -36,19 +36,19 @@ class Schema:
         return (self.key, "TEXT"), (self.group, "TEXT"), (self.number, "INTEGER")
 
 
-SCHEMAS: tuple[Schema, ...] = (
-    Schema("players", "name", "town", "points", PEOPLE, PLACES, 1, 60),
-    Schema("workers", "name", "job", "salary", PEOPLE, JOBS, 10, 99),
-    Schema("guests", "name", "town", "age", PEOPLE, PLACES, 5, 90),
-    Schema("towns", "town", "owner", "houses", PLACES, PEOPLE, 10, 99),
-    Schema("goods", "item", "colour", "price", THINGS, COLOURS, 1, 90),
-    Schema("stores", "town", "item", "stock", PLACES, THINGS, 1, 80),
+SCHEMAS: tuple[TableSchema, ...] = (
+    TableSchema("players", "name", "town", "points", PEOPLE, PLACES, 1, 60),
+    TableSchema("workers", "name", "job", "salary", PEOPLE, JOBS, 10, 99),
+    TableSchema("guests", "name", "town", "age", PEOPLE, PLACES, 5, 90),
+    TableSchema("towns", "town", "owner", "houses", PLACES, PEOPLE, 10, 99),
+    TableSchema("goods", "item", "colour", "price", THINGS, COLOURS, 1, 90),
+    TableSchema("stores", "town", "item", "stock", PLACES, THINGS, 1, 80),
 )
 
-Row = tuple[str, str, int]
+TableRow = tuple[str, str, int]
 
 
-def _ask(rng: random.Random, schema: Schema, rows: Sequence[Row]) -> tuple[str, str, str]:
+def _ask(rng: random.Random, schema: TableSchema, rows: Sequence[TableRow]) -> tuple[str, str, str]:
     """Return a question, the SQL as somebody wrote it, and the reference SQL."""
     row = rng.choice(rows)
     numbers = sorted(r[2] for r in rows)
@@ -67,7 +67,7 @@ def _ask(rng: random.Random, schema: Schema, rows: Sequence[Row]) -> tuple[str, 
     return ask.format(**fields), _read_loosely(schema, kind, sql) if rng.random() < _LOOSE_SHARE else sql, sql
 
 
-def _read_loosely(schema: Schema, kind: int, sql: str) -> str:
+def _read_loosely(schema: TableSchema, kind: int, sql: str) -> str:
     """Return the query of somebody who reads a question of a kind differently; of some kinds nobody does."""
     if kind in (0, 1):
         return re.sub(r"^SELECT \w+ ", "SELECT * ", sql)
@@ -76,7 +76,7 @@ def _read_loosely(schema: Schema, kind: int, sql: str) -> str:
     return sql.replace(f"SELECT {schema.key} FROM", f"SELECT {schema.key}, {schema.number} FROM")
 
 
-def _rows(rng: random.Random, schema: Schema, first: tuple[str, str]) -> list[Row]:
+def _rows(rng: random.Random, schema: TableSchema, first: tuple[str, str]) -> list[TableRow]:
     count = rng.choice((3, 4, 4, 5, 6))
     # Few different groups, so that grouping and counting have something to count.
     groups = [first[1], *others(rng, schema.groups, rng.choice((1, 2)), first[1])]
@@ -96,7 +96,7 @@ def tables(
     split: Split,
     seed: int,
     name: str = "sql",
-    change: Callable[[random.Random, Schema, Sequence[Row], Asked], Asked] | None = None,
+    change: Callable[[random.Random, TableSchema, Sequence[TableRow], Asked], Asked] | None = None,
 ) -> Iterator[Document]:
     """Yield tables with questions without end.
 

@@ -20,7 +20,7 @@ from draftwood.sampling.params import SamplingParams
 from draftwood.verify.coupled import perturb
 
 Drafting: TypeAlias = Generator[Run, Answer, None]  # yields model runs, which are answered
-Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
+ChildCounts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
 MOST_FORCED = 64  # certain tokens that are looked for in a round: each is a row of the target's forward
 
 
@@ -45,7 +45,7 @@ class Proposer:
         forest: Forest,
         nodes: Sequence[int],
         logits: Tensor,
-        count: int | Counts,
+        count: int | ChildCounts,
         replacement: bool,
         best: int = 0,
     ) -> list[int]:

@@ -27,7 +27,7 @@ from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import assistant, dflash, eagle, foreign_heads, medusa, pruned
-from draftwood.models.other_device import OnOtherDevice
+from draftwood.models.other_device import OnOtherDevice, checked_device
 from draftwood.models.other_vocabulary import OtherVocabulary
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.models.text.vocabulary_map import VocabularyMap
@@ -113,7 +113,7 @@ def load(
     `progress` is told what is done, such as "loading NAME", and which share of it was done since it was told last.
     With `load_aware` depth=auto follows the load where that changes a sampled text under its seed, too.
     """
-    place = _place(device)
+    place = checked_device(device)
     dtype, draft_dtype = DTYPE_ALIASES.get(str(dtype), dtype), DTYPE_ALIASES.get(str(draft_dtype), draft_dtype)
     quantize, draft_quantize = (QUANTIZE_ALIASES.get(str(one), one) for one in (quantize, draft_quantize))
     if target is None:
@@ -228,22 +228,12 @@ def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyM
     return None if other.agrees_with(words) else VocabularyMap.of(words, other)
 
 
-def _place(device: str | torch.device | None, option: str = "device") -> torch.device:
-    """The device to load on, checked."""
-    try:
-        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, ValueError, TypeError) as error:  # an unknown name; no CUDA; no such index
-        raise ConfigurationError(f"{option} {str(device)!r} is not there; use cpu, or one that torch sees") from error
-    return place
-
-
 def _of_drafts(
     how: _How, device: str | torch.device | None, dtype: str | torch.dtype | None, quantize: str | None
 ) -> _How:
     """How draft models are to be loaded where they are not to follow the target."""
     if device is not None:
-        how = replace(how, device=_place(device, "draft_device"))
+        how = replace(how, device=checked_device(device, "draft_device"))
     if dtype is not None:
         how = replace(how, dtype=dtype)
     if quantize is None:

@@ -31,7 +31,7 @@ RATIOS = {  # a ratio -> the sums of rounds that it divides; beams have what The
     "predicted_layers": ("predicted_layers", "rounds"),
     "layers_to_predicted": ("layers", "predicted_layers"),
 }
-Row: TypeAlias = Mapping[str, Any]  # one method on one task
+ResultRow: TypeAlias = Mapping[str, Any]  # one method on one task
 T = TypeVar("T")
 
 
@@ -103,7 +103,7 @@ def _row(
     group: Sequence[Record],
     baseline: Sequence[Record],
     idle: Mapping[str, float] | None,
-) -> Row:
+) -> ResultRow:
     made = [record for record in group if "tokens" in record]
     return {
         "task": task["name"],

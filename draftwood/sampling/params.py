@@ -65,7 +65,7 @@ class SamplingParams(BaseModel):
 
 
 LARGEST = 1 << 18  # characters of a grammar
-Text = Annotated[str, Field(min_length=1, max_length=LARGEST)]
+NonEmptyText = Annotated[str, Field(min_length=1, max_length=LARGEST)]
 
 
 class Structured(BaseModel):
@@ -77,9 +77,13 @@ class Structured(BaseModel):
         dict[str, Any] | None, Field(description="JSON of this schema, written as Python's json.dumps does.")
     ] = None
     json_object: Annotated[bool, Field(description="Any JSON object.")] = False
-    regex: Annotated[Text | None, Field(description="All of the text matches it (syntax of Rust's regex).")] = None
-    choice: Annotated[list[Text] | None, Field(min_length=1, description="One of these texts.")] = None
-    grammar: Annotated[Text | None, Field(description="A context-free grammar in Lark's notation, or GBNF.")] = None
+    regex: Annotated[NonEmptyText | None, Field(description="All of the text matches it (syntax of Rust's regex).")] = (
+        None
+    )
+    choice: Annotated[list[NonEmptyText] | None, Field(min_length=1, description="One of these texts.")] = None
+    grammar: Annotated[
+        NonEmptyText | None, Field(description="A context-free grammar in Lark's notation, or GBNF.")
+    ] = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -65,7 +65,7 @@ class BatchProgress:
     failed: int
 
 
-OnProgress = Callable[[BatchProgress], object]  # called at the beginning, and after each answer
+OnBatchProgress = Callable[[BatchProgress], object]  # called at the beginning, and after each answer
 
 
 def entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> BatchEntry:
@@ -201,7 +201,7 @@ def complete(
     source: Path,
     out: Path,
     defaults: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = lambda outcome: None,
+    on_progress: OnBatchProgress = lambda outcome: None,
     parts: FileFormat | None = None,
 ) -> BatchProgress:
     """Answer what `out` lacks of the requests in `source`; `answerer` is given those, and what keeps an answer.
@@ -259,7 +259,7 @@ def run(
     method: MethodSpec | None = None,
     concurrency: int | None = None,
     defaults: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = lambda outcome: None,
+    on_progress: OnBatchProgress = lambda outcome: None,
     parts: FileFormat | None = None,
 ) -> BatchProgress:
     """Answer the requests of a file by one engine, `concurrency` at once (default: as many as share its forwards).

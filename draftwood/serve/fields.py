@@ -26,7 +26,7 @@ Every = Annotated[list[T], Field(fail_fast=True)]  # of a million wrong elements
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Every[Token]
+TokenList = Every[Token]
 
 
 def _valid_unicode(text: str) -> str:
@@ -70,4 +70,4 @@ def _writable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(_writable)]
+WritableSchema = Annotated[dict[str, Any], AfterValidator(_writable)]

@@ -21,7 +21,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.serve.answers import Piece, finite
 from draftwood.serve.conversation import conversation_of
 from draftwood.serve.errors import ApiError, validation_error
-from draftwood.serve.fields import MAX_TOP_LOGPROBS, Every, Loose, Name, Schema, Text
+from draftwood.serve.fields import MAX_TOP_LOGPROBS, Every, Loose, Name, Text, WritableSchema
 from draftwood.serve.infill import infill_prompt
 from draftwood.serve.messages import Conversation, Messages
 from draftwood.serve.protocol import CompletionRequest
@@ -55,7 +55,7 @@ class LlamaCompletionRequest(Loose):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Every[Any] | dict[str, Any] | None = None
-    json_schema: Schema | None = None
+    json_schema: WritableSchema | None = None
     grammar: Text | None = None
     return_tokens: bool | None = None
     speculation: Any = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from draftwood.serve.fields import Body, Every, Loose, Name, Schema, Text
+from draftwood.serve.fields import Body, Every, Loose, Name, Text, WritableSchema
 
 MAX_MESSAGES = 1 << 14
 MAX_MESSAGE_PARTS = 1 << 10  # of a message
@@ -94,7 +94,7 @@ class Function(Loose):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
     description: Text | None = None
-    parameters: Schema | None = None
+    parameters: WritableSchema | None = None
     strict: bool | None = None
 
 
@@ -127,7 +127,7 @@ class Conversation(Body):
     """How a conversation becomes text."""
 
     tools: Annotated[Every[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    chat_template_kwargs: Annotated[Schema, AfterValidator(_variables)] | None = None
+    chat_template_kwargs: Annotated[WritableSchema, AfterValidator(_variables)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Name | None = None

@@ -13,10 +13,10 @@ from draftwood.serve.fields import (
     Every,
     Name,
     Penalty,
-    Schema,
     StopText,
     Text,
-    Tokens,
+    TokenList,
+    WritableSchema,
     max_entries,
 )
 from draftwood.serve.messages import MAX_TOOLS, Conversation, Function, Messages, NamedFunction, Tool, ToolChoice
@@ -32,7 +32,7 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    schema_: Annotated[WritableSchema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -41,13 +41,13 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # as llama.cpp has it, with either type
+    schema_: Annotated[WritableSchema | None, Field(alias="schema")] = None  # as llama.cpp has it, with either type
 
 
 class StructuredOutputs(Body):
     """vLLM's field for constrained answers; one of these."""
 
-    json_: Annotated[Schema | None, Field(alias="json")] = None
+    json_: Annotated[WritableSchema | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
     choice: Every[Text] | None = None
@@ -75,7 +75,7 @@ class GenerationRequest(TextRequest):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
-    stop_token_ids: Annotated[Tokens, Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[TokenList, Field(max_length=256)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     presence_penalty: Penalty | None = None
@@ -87,7 +87,7 @@ class GenerationRequest(TextRequest):
     early_stopping: bool | Literal["never"] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = None  # these as older versions of vLLM
+    guided_json: WritableSchema | None = None  # these as older versions of vLLM
     guided_regex: Text | None = None
     guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
@@ -95,7 +95,7 @@ class GenerationRequest(TextRequest):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     bad_words: Annotated[list[StopText], Field(max_length=256)] | None = None
-    allowed_token_ids: Annotated[Tokens, Field(min_length=1, max_length=1 << 18)] | None = None
+    allowed_token_ids: Annotated[TokenList, Field(min_length=1, max_length=1 << 18)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
@@ -144,9 +144,9 @@ def _kind(prompt: Any) -> str | None:
 
 Prompts = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[Tokens, Tag("ids")]
+    | Annotated[TokenList, Tag("ids")]
     | Annotated[Every[Text], Field(max_length=MAX_CHOICES), Tag("texts")]
-    | Annotated[Every[Tokens], Field(max_length=MAX_CHOICES), Tag("lists")],
+    | Annotated[Every[TokenList], Field(max_length=MAX_CHOICES), Tag("lists")],
     Discriminator(
         _kind,
         custom_error_type="prompt",
@@ -171,7 +171,7 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
-    def prompts(self) -> list[str | Tokens]:
+    def prompts(self) -> list[str | TokenList]:
         """One entry for each text that is to be continued."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
@@ -236,4 +236,4 @@ class TokenizeRequest(Conversation):
 
 class DetokenizeRequest(Body):
     model: Name | None = None
-    tokens: Tokens
+    tokens: TokenList

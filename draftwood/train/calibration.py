@@ -44,7 +44,7 @@ class RecordedDrafts:
         return len(self.place)
 
 
-class _Draft(NamedTuple):
+class _DraftRecord(NamedTuple):
     """One draft, in the order of `RecordedDrafts`."""
 
     place: int
@@ -60,7 +60,7 @@ class _DraftRecorder(DepthController):
     """Stands in for the depth controller of one request, and records every verified draft."""
 
     inner: DepthController
-    drafts: list[_Draft]
+    drafts: list[_DraftRecord]
     request: int
     numbers: Iterator[int]  # of rounds, over all requests
     most: int = field(init=False)
@@ -89,7 +89,7 @@ class _DraftRecorder(DepthController):
         number = next(self.numbers)
         for i, read in enumerate(self._states[: round_.attempted]):
             accepted = float(i < round_.depth_accepted)
-            self.drafts.append(_Draft(i + 1, self._target, read, accepted, self.request, number))
+            self.drafts.append(_DraftRecord(i + 1, self._target, read, accepted, self.request, number))
         self._target = None if state is None else state.float().cpu().clone()
         self.inner.observe(round_, state)
 
@@ -109,7 +109,7 @@ def record(
             f"cali-ts cannot control method {method.name}; record with one that drafts chains: speculative, eesd, "
             "self-spec"
         )
-    drafts, rounds = list[_Draft](), count()
+    drafts, rounds = list[_DraftRecord](), count()
 
     def watch(generation: Generation, number: int) -> None:
         generation.depth = _DraftRecorder(generation.depth, drafts, number, rounds)

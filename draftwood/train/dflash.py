@@ -25,6 +25,7 @@ class DFlashRun(ExitRun):
     """
 
     settings: DFlashSettings
+    kind = "dflash"
     numbered = True
     _first = 0  # position of the first anchor
 

@@ -31,6 +31,7 @@ class DraftRun(ExitRun):
     """
 
     settings: DraftSettings
+    kind = "draft"
 
     @classmethod
     def settled(cls, target: Decoder, settings: DraftSettings) -> DraftSettings:

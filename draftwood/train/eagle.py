@@ -21,6 +21,7 @@ class EagleRun(ExitRun):
     """A head in training, as an `ExitRun` trains an exit layer; its figures are those of each step of drafting."""
 
     settings: EagleSettings
+    kind = "eagle"
     numbered = True
 
     @classmethod

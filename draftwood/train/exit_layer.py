@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from draftwood.models.heads.medusa import RECORDED_RANKS
 from draftwood.train.distillation import distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
-from draftwood.train.target_states import PlainReader, StateReader
+from draftwood.train.target_states import PlainReader, TargetReader
 from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots
 
@@ -74,7 +74,9 @@ class ExitRun(TrainingRun):
     """An exit layer in training. It can be killed at any time and resumes from its last save, bit for bit on a CPU."""
 
     settings: Any  # ExitSettings
+    kind = "exit"  # of the file that it writes, a key of `artifact.KINDS`
     numbered = False  # whether figures of a single head are numbered
+    on_save: Callable[[Mapping[str, float]], None] = staticmethod(lambda trained: None)  # told how far it is
     ranked = np.zeros((0, 0))  # [head, rank]: how often its best, second, ... token was right
 
     def __init__(
@@ -84,7 +86,7 @@ class ExitRun(TrainingRun):
         settings: TrainSettings,
         out: Path,
         rank: Rank = Rank(),
-        read: StateReader | None = None,
+        read: TargetReader | None = None,
     ) -> None:
         """Start anew, or resume from `out` where a run with the same settings was saved.
 
@@ -130,7 +132,9 @@ class ExitRun(TrainingRun):
             return
         self.save_state()
         held_out = {key: value for key, value in (self.progress.curve or [{}])[-1].items() if key != "step"}
-        self.write(stored, {"steps": self.progress.step, "tokens": self.progress.tokens, **held_out})
+        trained = {"steps": self.progress.step, "tokens": self.progress.tokens, **held_out}
+        self.write(stored, trained)
+        self.on_save({**trained, "seconds": self.progress.seconds})
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
         """Write what is trained as it stands, without the run; `trained` says how far it is."""

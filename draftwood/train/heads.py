@@ -20,6 +20,7 @@ class HeadRun(ExitRun):
     """Heads in training, as an `ExitRun` trains an exit layer."""
 
     settings: HeadSettings
+    kind = "heads"
     numbered = True
 
     @classmethod

@@ -14,13 +14,13 @@ from draftwood.engine.generation import Generation
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Lookup, Method
 
-Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
+OnGeneration = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 
 
 class WatchedEngine(Engine):
     """An engine of the same models and tokenizer that calls `watch` with each generation before it begins."""
 
-    def __init__(self, engine: Engine, watch: Watch) -> None:
+    def __init__(self, engine: Engine, watch: OnGeneration) -> None:
         super().__init__(engine.target, engine.drafts, engine.tokenizer, engine.end_tokens, engine.names)
         numbers = count()
         self.builder.prepare = lambda generation: watch(generation, next(numbers))

@@ -6,9 +6,10 @@ import ctypes
 import json
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.train.card import Origin, write_card
 from draftwood.train.exit_layer import ExitRun, Rank, plot
 from draftwood.train.prompts import CORPUS
 from draftwood.train.settings import Saving, TextSource, TrainSettings
@@ -38,8 +40,9 @@ class StepReport:
     document: dict[str, Any] | None = None
 
 
+MakeRun = Callable[[], tuple[ExitRun, Origin]]
 Trainer = Callable[
-    [Callable[[], ExitRun], Saving], Generator[StepReport, None, None]
+    [MakeRun, Saving], Generator[StepReport, None, None]
 ]  # carries out the run that it is shown how to make
 
 
@@ -51,8 +54,8 @@ def prepare(
     target: str | Path | None = None,
     device: str | None = None,
     dtype: str = "auto",
-) -> ExitRun:
-    """A run of a `kind`, new or resumed from `out`. One process of several joins the others.
+) -> tuple[ExitRun, Origin]:
+    """A run of a `kind`, new or resumed from `out`, and what was asked for. One process of several joins the others.
 
     Raises ConfigurationError for data, settings or an `out` that do not fit.
     """
@@ -74,7 +77,7 @@ def prepare(
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     packed = checkpoint.load(directory, dtype, place) if place == "cpu" and not model.recurrent_shapes else None
     reader = PackedReader(packed) if packed is not None and packed.by_program else None
-    return kind(model, texts, settings, out, rank, reader)
+    return kind(model, texts, settings, out, rank, reader), Origin(directory, target is None, settings, source)
 
 
 def keep_freed_memory() -> None:
@@ -88,11 +91,12 @@ def keep_freed_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, -1)
 
 
-def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, None, None]:
+def train(make: MakeRun, saving: Saving) -> Generator[StepReport, None, None]:
     """Make a run, train to its end and draw the curve. Of several processes only the first reports."""
     if not torch.cuda.is_available():
         keep_freed_memory()
-    run = make()
+    run, origin = make()
+    run.on_save = partial(_write_card, run, origin)
     rank, began, progress = run.rank, run.progress.step, run.progress
     stored = getattr(torch, saving.store)
     with closing(run.train(saving.save_every, saving.measure_every, stored, saving.patience)) as steps:
@@ -103,6 +107,14 @@ def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, 
         torch.distributed.destroy_process_group()
     if not rank.number:
         yield StepReport(progress.step, {}, progress.curve[-1], _finished(run, began, saving))
+
+
+def _write_card(run: ExitRun, origin: Origin, trained: Mapping[str, float]) -> None:
+    """Write the card of what a run has trained; a full disk loses the card alone."""
+    try:
+        write_card(run.out, run.kind, origin, run.facts["target"], trained)
+    except OSError as error:
+        log.warning("the card of %s was not written: %s", run.out, error)
 
 
 def _finished(run: ExitRun, began: int, saving: Saving) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from draftwood.models.extents import Extent
 Read = tuple[dict[int, Tensor], Tensor | None]
 
 
-class StateReader(Protocol):
+class TargetReader(Protocol):
     """Reads rows of tokens [B, T], each a text from position 0, without gradients."""
 
     def __call__(self, tokens: Tensor, layers: Sequence[int], answered: bool) -> Read:

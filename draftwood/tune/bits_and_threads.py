@@ -36,7 +36,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {  # what an option of the command changes 
     "no --quantize": {"quantize": None, "calibration": None},
 }
 
-OnProgress = Callable[[str], None]
+OnStep = Callable[[str], None]
 Loader = Callable[[], CausalModel]
 
 
@@ -125,7 +125,7 @@ def compare_settings(
     others: Mapping[str, Loader],
     seconds: float,
     load_seconds: float = 0.0,
-    on_progress: OnProgress = lambda what: None,
+    on_progress: OnStep = lambda what: None,
 ) -> SettingComparison:
     """Time forwards on one thread, half of the cores, all of them, and with the weights of `others`, in turns.
 

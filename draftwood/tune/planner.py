@@ -47,8 +47,8 @@ OWN = {  # what may come with a target's weights -> settings that draft with it
     "skip": [Method.parse({"name": "self-spec", "gamma": gamma}) for gamma in (8, 4)],
 }
 
-OnProgress = Callable[[str, float], None]  # (current step, share of the time that has passed)
-Seen = dict[Method, list[Observation]]  # one observation per prompt
+OnPlanProgress = Callable[[str, float], None]  # (current step, share of the time that has passed)
+MethodObservations = dict[Method, list[Observation]]  # one observation per prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Runs:
     max_new_tokens: int
     seed: int
     seconds: float
-    on_progress: OnProgress
+    on_progress: OnPlanProgress
     began: float = field(default_factory=lambda: perf_counter())
     interrupted: bool = False
 
@@ -148,14 +148,16 @@ class _Runs:
         seed = self.seed + number + CHECK_SEED_OFFSET * again
         return Observation.of(self.engine.generate(prompt, method, self.params, limit or self.max_new_tokens, seed))
 
-    def race(self, kinds: Sequence[Sequence[Method]], until: float, what: str, again: bool = False) -> Seen:
+    def race(
+        self, kinds: Sequence[Sequence[Method]], until: float, what: str, again: bool = False
+    ) -> MethodObservations:
         """Observations of the fastest method of each kind, on as many prompts as there is time for.
 
         All run the first prompt; the slower half of each kind is left out after every prompt. Where half of the time is
         gone before, later ones of a kind are not begun. Ctrl-C ends the race: prompts that every kind has seen are
         kept.
         """
-        left, seen = [list(kind) for kind in kinds], Seen()
+        left, seen = [list(kind) for kind in kinds], MethodObservations()
         try:
             for number in range(max(MIN_PROMPTS, 4 * len(self.prompts))):
                 start = self.elapsed
@@ -190,7 +192,7 @@ def plan(
     seconds: float = 60.0,
     max_new_tokens: int = 64,
     seed: int = 0,
-    on_progress: OnProgress = lambda what, share: None,
+    on_progress: OnPlanProgress = lambda what, share: None,
 ) -> MethodPlan:
     """Measure for about `seconds` which method and settings are fastest on these prompts (token ids).
 
@@ -283,7 +285,7 @@ def _costs(runs: _Runs) -> list[dict[int, float]]:
     return costs
 
 
-def _choice(seen: Seen, method: Method, reference: Method, seed: int) -> Choice:
+def _choice(seen: MethodObservations, method: Method, reference: Method, seed: int) -> Choice:
     """The winner of a race beside its reference."""
     own, without = seen[method], seen[reference]
     sums = total(own)

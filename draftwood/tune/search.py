@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwood.core.shape import Shape
 from draftwood.tune.observation import Observation, added
-from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
+from draftwood.tune.shapes import Cost, RankAcceptance, best_shapes, expected_tokens, round_seconds
 
 PRIOR_DRAFTS = 4  # weight of a prior, in drafts
 UNSEEN_PLACES = 6  # places beyond the measured ones, before the last repeats
@@ -84,9 +84,9 @@ def pilot_shape(row_limit: int, max_depth: int) -> Shape:
 class Guided:
     """Chooses the next shape to measure: `ask` for one, `tell` the figures of its run, and finally read `ranked`.
 
-    The first shape is the pilot. Acceptance and time per round of all runs so far predict the speed of every shape.
+    The first shape is the pilot. RankAcceptance and time per round of all runs so far predict the speed of every shape.
     The next one has the best mean of measured and predicted speed, with a bonus for shapes that ran seldom; so good
-    shapes are run again, and noise decides less. Acceptance is estimated from runs with one initial token only:
+    shapes are run again, and noise decides less. RankAcceptance is estimated from runs with one initial token only:
     with several, just the longest path is seen. The gain of several is estimated as a factor.
     """
 
@@ -111,7 +111,7 @@ class Guided:
         self.runs: dict[Shape, list[float]] = {}
         self.tally = AcceptanceTally()
         self._rounds: list[tuple[Shape, tuple[float, float, float]]] = []  # mean seconds of target, draft and the rest
-        self._acceptance: Acceptance = [[0.5]]
+        self._acceptance: RankAcceptance = [[0.5]]
         self._costs = target, draft
         self._factor: dict[int, float] = {}
         self._pace = 0.0

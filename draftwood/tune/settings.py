@@ -22,7 +22,7 @@ def _counts(value: Any) -> Any:
     return counts
 
 
-Counts = Annotated[tuple[int, ...], BeforeValidator(_counts)]
+CountList = Annotated[tuple[int, ...], BeforeValidator(_counts)]
 
 
 class TuneSettings(BaseModel):
@@ -45,8 +45,10 @@ class TuneSettings(BaseModel):
     )
     rows: int = Field(default=48, ge=1, description="Most tokens that the target verifies at once.")
     max_depth: int = Field(default=6, ge=1, description="mcsd: most layers of drafts.")
-    widths: Counts | None = Field(default=None, description="mcsd: allowed numbers of children per node. Default: any.")
-    initial: Counts = Field(
+    widths: CountList | None = Field(
+        default=None, description="mcsd: allowed numbers of children per node. Default: any."
+    )
+    initial: CountList = Field(
         default=(1,), description="mcsd: tokens of the target that a round begins with. More than 1 is lossy."
     )
     beams: int = Field(default=4, ge=1, description="dsbd: must be no worse than beam-sampling of this width.")

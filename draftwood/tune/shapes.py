@@ -20,10 +20,10 @@ def layer_acceptance(by_place: Sequence[float], width: int) -> float:
     return 1 - chance
 
 
-Acceptance = Sequence[Sequence[float]]  # [layer][place among siblings]; the last layer repeats
+RankAcceptance = Sequence[Sequence[float]]  # [layer][place among siblings]; the last layer repeats
 
 
-def expected_tokens(shape: Shape, acceptance: Acceptance) -> float:
+def expected_tokens(shape: Shape, acceptance: RankAcceptance) -> float:
     """Tokens per round: 1 + sum_d (1 - (1 - prod_{l<=d} A_l)^initial), A_l as `layer_acceptance` (spec §4).
 
     The longest of `initial` independent paths is kept, and one token of the target follows it.
@@ -98,7 +98,7 @@ def shapes(
 
 
 def best_shapes(
-    acceptance: Acceptance,
+    acceptance: RankAcceptance,
     target: Cost,
     draft: Cost,
     row_limit: int,

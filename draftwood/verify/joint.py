@@ -17,8 +17,8 @@ from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.truncation import Places
 
-Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
 
 NOT_FINITE = "a joint distribution of beams is not finite (NaN or infinite logits)"

@@ -17,7 +17,7 @@ def test_train_resume_and_use(command: Command, target: Path, tmp_path: Path) ->
     first = command(*flags, "--vocabulary", "20", "--save-every", "2", "--json").document
     assert (first["unroll"], first["steps"], first["new"]) == (2, 4, 4)
     assert 0 <= first["acceptance_2"] <= 1 and "acceptance_3" not in first
-    assert {path.name for path in out.iterdir()} >= {"eagle.safetensors", "run.safetensors", "curve.json"}
+    assert {path.name for path in out.iterdir()} >= {"eagle.safetensors", "run.safetensors", "curve.json", "README.md"}
     again = command(*flags, "--vocabulary", "20")
     assert "an EAGLE head" in again.out and "acceptance step by step" in again.out
     other = command(*flags)

@@ -159,3 +159,7 @@ def test_a_sequential_head_goes_on_from_each_draft(tmp_path: Path) -> None:
     options: dict[str, Any] = {"method": METHODS["tree"], "sampling": {"temperature": 0.9}, "max_new_tokens": 8}
     alone = [engine.generate(**request, **options).tokens for request in requests]
     assert [found.tokens for found in engine.batch(requests, 3, **options)] == alone
+    beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2}
+    searched = engine.generate(prompt_of(9), beams, max_new_tokens=8)
+    expected = engine.generate(prompt_of(9), {"name": "beam-search", "width": 2}, max_new_tokens=8)
+    assert searched.tokens == expected.tokens and searched.metrics.drafted

@@ -210,6 +210,21 @@ def test_a_head_alone_drafts_too(name: str, depth: str, places: Any) -> None:
     assert depth != "fixed" or name == "no-drafts" or result.metrics.drafted
 
 
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_sampled_text_does_not_depend_on_the_batch(name: str, places: Any) -> None:
+    target = models("float64")[0]
+    engine = Engine(target)
+    method = {**METHODS[name], "exit": places(target, 1)}
+    batch = [
+        {"prompt": prompt_of(5 + 40 * i), "seed": i, "method": {**method, "verify": ("rejection", "coupled")[i % 2]}}
+        for i in range(4)
+    ]
+    alone = [engine.generate(**request, max_new_tokens=12).tokens for request in batch]
+    results = engine.batch(batch, 3, max_new_tokens=12)
+    assert [result.tokens for result in results] == alone
+    assert all(result.metrics.drafted for result in results)
+
+
 def test_drafting_requests_share_their_forwards(places: Any) -> None:
     """Runs of the first layers are drafts: verification waits until all have drafted, and then serves them together."""
     target = decoder(3)

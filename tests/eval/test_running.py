@@ -17,7 +17,7 @@ from draftwood.eval.evaluation import check_code, evaluate
 from draftwood.eval.running import EvalJob, EvalPlan, Runner
 from draftwood.eval.store import Store
 from draftwood.eval.summary import summary_of
-from draftwood.eval.tasks import Instance, Item, Scores, Task, parse
+from draftwood.eval.tasks import Instance, Item, ItemScores, Task, parse
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
 
@@ -40,7 +40,7 @@ class Colours(Task):
             again = 3000 if number == self.too_long else 1
             yield Item(str(number), (f"Story: Once there was a {colour} kite." * again,), {"number": number})
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         if instance.reference["number"] == self.unjudged:
             raise ValueError("nobody\njudges this")
         return {"length": float(len(answers[0])), "short": float(len(answers[0]) < 20)}

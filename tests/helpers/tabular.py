@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from torch import Tensor
 from draftwood import TabularModel
 from draftwood.certify.distances import total_variation
 from draftwood.certify.references import Output, exact_law, step_law
+from draftwood.certify.tables import StandInBlock
 from draftwood.models.base import Batch
 from draftwood.models.heads.medusa import Heads
 
 __all__ = [
     "Output",
+    "ParallelHead",
+    "SequentialBlock",
     "TabularAssistant",
     "TabularExit",
     "TabularHead",
@@ -55,6 +59,27 @@ class TabularHead(TabularModel):
         assert batch.hidden is not None
         batch.hidden = None
         return super().forward(batch, cache)
+
+
+class SequentialBlock(StandInBlock):
+    """As DSpark: a place's distribution depends on the token before it, too."""
+
+    markov = True
+
+    def follow(self, logits: Tensor, states: Tensor, tokens: list[int]) -> Tensor:
+        places = range(logits.shape[-1])
+        return logits + torch.tensor([[0.7 * (token - 1) * place for place in places] for token in tokens])
+
+
+class ParallelHead(StandInBlock):
+    """As P-EAGLE: each row reads its own token, and the target's state at the token before it."""
+
+    before, first = 1, 1
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        own = batch.tokens[:, None].to(batch.hidden.dtype)
+        return super().forward(replace(batch, hidden=own), cache)
 
 
 class TabularAssistant(TabularModel):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from grammar_words import LETTERS, Language, masked
-from tabular import TabularAssistant
+from tabular import ParallelHead, SequentialBlock, TabularAssistant
 
 from draftwood import Engine, GenerationResult, Method
 from draftwood.certify.enumeration import TooLarge, enumerated
@@ -43,7 +43,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "greedy siblings": {"name": "mcsd", "tree": [2, 1], "draws": "greedy", "verify": "rejection"},
     "tree and lookup": {"name": "mcsd", "tree": [2], "lookup": True},
     "drawn n-grams": {"name": "lookup", "drafts": "drawn", "gamma": 2},
+    "EAGLE head": {"name": "eagle", "gamma": 2},
+    "tree of an EAGLE head": {"name": "eagle", "width": 2, "gamma": 2, "least": 0.0},
+    "multi-token prediction": {"name": "mtp", "gamma": 2},
+    "block": {"name": "dflash", "gamma": 2},
+    "tree of a block": {"name": "dflash", "width": 2, "gamma": 2, "least": 0.0},
+    "other tokens": {"name": "speculative", "gamma": 2, "vocabulary": "shared"},
+    "text": {"name": "speculative", "gamma": 2, "vocabulary": "text"},
 }
+BEAM = {"gamma": 1, "draft_width": 2, "width": 1}
 BEAMS: dict[str, dict[str, Any]] = {
     "beam sampling": {"name": "beam-sampling", "width": 2, "n_best": 2},
     "beams": {"name": "dsbd", "gamma": 2, "draft_width": 2, "width": 1},
@@ -51,7 +59,7 @@ BEAMS: dict[str, dict[str, Any]] = {
     "distinct beams": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "replacement": False, "n_best": 2},
     "dynamic width": {"name": "dsbd", "gamma": 2, "draft_width": 2, "threshold": 0.3, "n_best": 2},
     **{
-        f"beams by {drafter}": {"name": "dsbd", "drafter": drafter, "gamma": 1, "draft_width": 2, "width": 1}
+        f"beams by {drafter}": {"name": "dsbd", "drafter": drafter, **BEAM}
         for drafter in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
     },
     "beams by tokens": {"name": "dsbd", "gamma": 1, "draft_width": 2, "width": 2, "warp": "token", "n_best": 2},
@@ -118,6 +126,16 @@ def test_beams(name: str, warp: str) -> None:
 def test_assistants(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Case, "_stand_in", lambda case: TabularAssistant(case.target))
     assert distance(options) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["dflash", "eagle"])
+@pytest.mark.parametrize("options", [{"gamma": 2}, {"width": 2, "gamma": 2, "least": 0.0}, BEAM], ids=str)
+def test_other_blocks(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """DSpark's and P-EAGLE's."""
+    kind = SequentialBlock if name == "dflash" else ParallelHead
+    monkeypatch.setattr(Case, "_stand_in", lambda case: kind(case._random(9)))
+    beams = "draft_width" in options
+    assert distance({"name": "dsbd", "drafter": name, **options} if beams else {"name": name, **options}) < 1e-9
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from test_heads import texts
 import draftwood
 from draftwood import ConfigurationError, ModelError
 from draftwood.core.forest import Forest
-from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.pruned import FILE, PrunedDraft, load, save
 from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
+from draftwood.train.card import CARD, Origin, write_card
 from draftwood.train.draft import DraftRun, layer_sets
-from draftwood.train.settings import DraftSettings
+from draftwood.train.runs import prepare, train
+from draftwood.train.settings import DraftSettings, Saving, TextSource
 
 ALL = torch.arange(VOCAB)
 SOME = torch.tensor([0, 1, 2, 3, 5, 8])
@@ -144,3 +148,33 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         save({**draft.weights(), **change}, tmp_path, draft.target, draft.kept, torch.float32)
         with pytest.raises(ModelError, match="is damaged"):
             load(tmp_path, target)
+
+
+def test_the_card_says_what_it_drafts_for(tmp_path: Path) -> None:
+    """At each save; the command in it asks for the same run. A README of somebody else stays."""
+    target, out = tiny_models.write(tmp_path / "tiny", 1), tmp_path / "draft"
+    text = tmp_path / "texts.txt"
+    text.write_text("a b c d e f " * 400, "utf-8")
+    settings = DraftSettings(steps=3, batch=2, warmup=1, kept=[1], vocabulary=40, precision="float32")
+    source = TextSource(data=str(text), context=16, rows=8, held_out=2)
+    reports = train(
+        partial(prepare, DraftRun, settings, out, source, target, "cpu"), Saving(measure_every=2, save_every=2)
+    )
+    while next(reports).step < 2:
+        pass
+    card = (out / CARD).read_text("utf-8")
+    assert "# Draft model for tiny" in card and "trained for | 2 steps, 64 tokens" in card
+    size = (target / "model.safetensors").stat().st_size
+    assert f"({size:,} bytes of weights, fingerprint {artifact.load(out / FILE, 'draft').models['target']})" in card
+    *_, last = reports
+    card = (out / CARD).read_text("utf-8")
+    assert last.document is not None and f"temperature 1, of drafted tokens | {last.document['acceptance']:.3f}" in card
+    (line,) = (line for line in card.splitlines() if line.startswith("draftwood train draft "))
+    assert shlex.split(line)[3:] == [
+        *("--target", str(target), "--steps", "3", "--batch", "2", "--warmup", "1", "--precision", "float32"),
+        *("--vocabulary", "40", "--kept", "1"),
+        *("--data", str(text), "--context", "16", "--rows", "8", "--held-out", "2", "--out", "DIR"),
+    ]
+    (out / CARD).write_text("mine")
+    write_card(out, "draft", Origin(target, False, settings, source), "0", {})
+    assert (out / CARD).read_text() == "mine"

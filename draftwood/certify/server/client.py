@@ -62,7 +62,7 @@ class ServerAnswer:
 
 
 class Side(Protocol):
-    """Whatever answers: a server, or a model that is loaded here."""
+    """A source of answers: a server, or a model that is loaded here."""
 
     name: str
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from draftwood.certify.checks import RISK
 
-Row: TypeAlias = npt.NDArray[np.float64]
+ScoreRow: TypeAlias = npt.NDArray[np.float64]
 TILTS = np.array([0.25, 0.5, 0.75, 0.9, 1.1, 1.4, 2.0, 4.0])  # q is proportional to p to these powers
 CONTEXT_WEIGHTS = (3.0, 20.0)  # tokens that the claimed law counts for, beside those that were seen in the context
 BINS, BIN_WEIGHT = 8, 6.0  # of the probability integral transform
@@ -33,7 +33,7 @@ class ClaimedLaw:
     """The claimed law of a token, most probable first: names of its outcomes and their probabilities, all above 0."""
 
     names: Sequence[str]
-    p: Row
+    p: ScoreRow
 
     @property
     def entropy(self) -> float:
@@ -49,11 +49,11 @@ class Evidence:
     draws: int = 0
     seen_after: int | None = None  # tokens until it reached 1 / risk
     impossible: str = ""  # a token that its law does not know
-    logs: Row = field(default_factory=lambda: np.zeros(BETS))
-    laws: list[Row] = field(default_factory=list)
+    logs: ScoreRow = field(default_factory=lambda: np.zeros(BETS))
+    laws: list[ScoreRow] = field(default_factory=list)
     places: Counter[Hashable] = field(default_factory=Counter)
     _contexts: dict[Hashable, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    _bins: dict[Hashable, Row] = field(default_factory=lambda: defaultdict(lambda: np.full(BINS, BIN_WEIGHT)))
+    _bins: dict[Hashable, ScoreRow] = field(default_factory=lambda: defaultdict(lambda: np.full(BINS, BIN_WEIGHT)))
     _observed: Counter[str] = field(default_factory=Counter)
     _expected: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -87,7 +87,7 @@ class Evidence:
         if self.seen_after is None and self.log >= -math.log(self.risk):
             self.seen_after = self.draws
 
-    def _tilts(self, p: Row, x: int) -> Row:
+    def _tilts(self, p: ScoreRow, x: int) -> ScoreRow:
         powers = p[None] ** TILTS[:, None]
         return np.log(powers[:, x] / powers.sum(1) / p[x])  # type: ignore[no-any-return]
 
@@ -99,7 +99,7 @@ class Evidence:
         p = float(law.p[x])
         return [math.log((seen + weight * p) / (total + weight) / p) for weight in CONTEXT_WEIGHTS]
 
-    def _uniform(self, p: Row, x: int, place: Hashable) -> list[float]:
+    def _uniform(self, p: ScoreRow, x: int, place: Hashable) -> list[float]:
         """The randomised probability integral transform is uniform: by its histogram of the place, and of all."""
         u = float(p[:x].sum() + self._random.random() * p[x])
         slot = min(BINS - 1, int(u * BINS))
@@ -153,7 +153,7 @@ SHARPER = (1.03, 1.06, 1.1, 1.15, 1.25, 1.4, 1.7, 2.2, 3.0, 5.0)
 FLATTER = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.45, 0.3, 0.1)
 
 
-def tilted(p: Row, power: float) -> Row:
+def tilted(p: ScoreRow, power: float) -> ScoreRow:
     """Laws [N, K] (0 beyond their ends) to a power, normalised."""
     raised = np.where(p > 0, np.maximum(p, 1e-300) ** power, 0.0)
     return raised / raised.sum(1, keepdims=True)  # type: ignore[no-any-return]
@@ -173,7 +173,7 @@ class TwoSamples:
     risk: float = RISK
     pairs: int = 0
     seen_after: int | None = None
-    laws: list[Row] = field(default_factory=list)
+    laws: list[ScoreRow] = field(default_factory=list)
     _counts: dict[tuple[Hashable, int], tuple[Counter[Hashable], Counter[Hashable]]] = field(
         default_factory=lambda: defaultdict(lambda: (Counter(), Counter()))
     )
@@ -223,7 +223,7 @@ class TwoSamples:
         logs = np.log(np.maximum(p, 1e-300))
         random, rows = np.random.default_rng(seed), np.arange(len(p))
 
-        def evidence(q: Row) -> Row:
+        def evidence(q: ScoreRow) -> ScoreRow:
             gaps = logs[rows, _drawn(p, random)] - logs[rows, _drawn(q, random)]
             return np.log(2 / (1 + np.exp(-SLOPES[:, None] * gaps))).cumsum(1)  # type: ignore[no-any-return]
 
@@ -233,7 +233,7 @@ class TwoSamples:
 SLOPES = np.array([-1.0, -0.4, -0.15, 0.15, 0.4, 1.0])  # of guesses, in the difference of log-probabilities
 
 
-def _padded(laws: Sequence[Row]) -> Row:
+def _padded(laws: Sequence[ScoreRow]) -> ScoreRow:
     """Laws as rows [N, K] of one table, 0 beyond their ends."""
     p = np.zeros((len(laws), max(map(len, laws))))
     for row, law in zip(p, laws, strict=True):
@@ -241,14 +241,14 @@ def _padded(laws: Sequence[Row]) -> Row:
     return p
 
 
-def _drawn(q: Row, random: np.random.Generator) -> npt.NDArray[np.int64]:
+def _drawn(q: ScoreRow, random: np.random.Generator) -> npt.NDArray[np.int64]:
     """An outcome of each row of laws [N, K]."""
     cumulated = q.cumsum(1)
     cumulated[:, -1] = 2.0
     return (random.random((len(q), 1)) < cumulated).argmax(1)  # type: ignore[no-any-return]
 
 
-def _least_seen(p: Row, evidence: Callable[[Row], Row], bets: int, risk: float) -> float | None:
+def _least_seen(p: ScoreRow, evidence: Callable[[ScoreRow], ScoreRow], bets: int, risk: float) -> float | None:
     """The larger of the least distances seen, of sharper and of flatter laws than p [N, K].
 
     `evidence` simulates the logarithms of some stakes [.., N] of a server with other laws; `bets` share the stake.

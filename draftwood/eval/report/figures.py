@@ -10,10 +10,10 @@ from functools import partial
 from textwrap import fill
 from typing import Any, TypeAlias
 
-from draftwood.eval.summary import Row
+from draftwood.eval.summary import ResultRow
 from draftwood.util import plots
 
-Interval: TypeAlias = Mapping[str, Any]
+IntervalFigures: TypeAlias = Mapping[str, Any]
 PHASES = {"draft": "drafting", "verify": "target forwards", "sampling": "sampling and judging", "other": "bookkeeping"}
 LOWER_IS_BETTER = {"perplexity"}
 MIN_ATTEMPTS = 5  # a position that was reached less often has no mark
@@ -39,12 +39,12 @@ def file_name(*parts: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(parts)).strip("-")
 
 
-def energies(row: Row) -> Mapping[str, Any]:
+def energies(row: ResultRow) -> Mapping[str, Any]:
     """Joules by counter; empty where the machine has none."""
     return row["energy"] if isinstance(row["energy"], Mapping) else {}
 
 
-def figures(task: str, rows: Sequence[Row], labels: Sequence[str]) -> list[Figure]:
+def figures(task: str, rows: Sequence[ResultRow], labels: Sequence[str]) -> list[Figure]:
     """All figures of a task that its rows have something for; `labels` name the methods of the rows."""
     metric = rows[0]["quality"]["metric"]
     series = [(label, row, f"C{place}") for place, (label, row) in enumerate(zip(labels, rows, strict=True))]
@@ -103,18 +103,18 @@ def front(points: Sequence[tuple[float, float]], higher: bool = True) -> list[tu
     return kept[::-1]
 
 
-def known(interval: Interval | None) -> bool:
+def known(interval: IntervalFigures | None) -> bool:
     """True where an interval has a value."""
     return interval is not None and interval["value"] is not None
 
 
-def _errors(intervals: Sequence[Interval]) -> list[list[float]]:
+def _errors(intervals: Sequence[IntervalFigures]) -> list[list[float]]:
     """Distances of the ends of intervals from their values, [below, above], as matplotlib wants them."""
     ends = [[one["value"] if one[end] is None else one[end] for one in intervals] for end in ("low", "high")]
     return [[abs(end - one["value"]) for end, one in zip(side, intervals, strict=True)] for side in ends]
 
 
-def _scatter(canvas: Any, points: Sequence[tuple[str, Interval, Interval, str]], metric: str) -> None:
+def _scatter(canvas: Any, points: Sequence[tuple[str, IntervalFigures, IntervalFigures, str]], metric: str) -> None:
     axes = canvas.subplots()
     joined = front([(x["value"], y["value"]) for _, x, y, _ in points], metric not in LOWER_IS_BETTER)
     axes.plot(*zip(*joined, strict=True), "--", color=plots.INK, linewidth=1)
@@ -136,7 +136,9 @@ def _curves(canvas: Any, curves: Sequence[tuple[str, Sequence[tuple[int, float]]
     canvas.legend(loc="outside lower left", ncols=2, fontsize=8)
 
 
-def _bars(canvas: Any, bars: Sequence[tuple[str, Interval, str]], axis: str, reference: float | None = None) -> None:
+def _bars(
+    canvas: Any, bars: Sequence[tuple[str, IntervalFigures, str]], axis: str, reference: float | None = None
+) -> None:
     axes = canvas.subplots()
     lengths = [one["value"] for _, one, _ in bars]
     errors = {"xerr": _errors([one for _, one, _ in bars]), "error_kw": {"elinewidth": 1, "ecolor": plots.INK}}
@@ -148,7 +150,7 @@ def _bars(canvas: Any, bars: Sequence[tuple[str, Interval, str]], axis: str, ref
     axes.invert_yaxis()
 
 
-def _times(canvas: Any, series: Sequence[tuple[str, Row, str]]) -> None:
+def _times(canvas: Any, series: Sequence[tuple[str, ResultRow, str]]) -> None:
     axes = canvas.subplots()
     left = [0.0] * len(series)
     for (phase, name), colour in zip({**PHASES, "": "outside rounds"}.items(), plots.SHADES, strict=True):

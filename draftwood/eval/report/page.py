@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.report.figures import Figure, Interval, energies, figures, file_name, known
+from draftwood.eval.report.figures import Figure, IntervalFigures, energies, figures, file_name, known
 from draftwood.eval.store import CONFIGURATION
-from draftwood.eval.summary import Row, summary_of, understood
+from draftwood.eval.summary import ResultRow, summary_of, understood
 from draftwood.explain.terminal import method_label, origins
 from draftwood.sampling.params import SamplingParams
 from draftwood.util import plots
@@ -106,7 +106,7 @@ def _section(
     models, energy, labels = configuration["models"], summary["energy"], names(configuration["methods"])
     drafts = ", ".join(map(str, models.get("draft") or ())) or "none"
     about = [f"target {models.get('target', 'unknown')}", f"draft {drafts}", str(models.get("device", ""))]
-    tasks, speed_ups = [], dict[str, list[Interval | None]]()
+    tasks, speed_ups = [], dict[str, list[IntervalFigures | None]]()
     for task in configuration["tasks"]:
         rows = [row for row in summary["rows"] if row["task"] == task["name"]]
         for label, row in zip(labels, rows, strict=True):
@@ -157,7 +157,7 @@ def sampling_line(sampling: Mapping[str, Any]) -> str:
     )
 
 
-def cell(interval: Interval | None, digits: int = 2) -> str:
+def cell(interval: IntervalFigures | None, digits: int = 2) -> str:
     """0.81 [0.70, 0.92]"""
     if interval is None or interval["value"] is None:
         return NONE
@@ -165,26 +165,26 @@ def cell(interval: Interval | None, digits: int = 2) -> str:
     return text if low is None or high is None else f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def _mean(ratios: Sequence[Interval | None]) -> str:
+def _mean(ratios: Sequence[IntervalFigures | None]) -> str:
     """The geometric mean of speed-ups over tasks."""
     values = [one["value"] for one in ratios if one is not None and one["value"]]
     return f"{math.prod(values) ** (1 / len(values)):.2f}" if values and len(values) == len(ratios) else NONE
 
 
-def columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+def columns(rows: Sequence[ResultRow]) -> dict[str, Callable[[ResultRow], str]]:
     """The columns of a task's table, each with the text of its cells: quality, speed, and what explains the speed."""
     metric = rows[0]["quality"]["metric"]
     others = dict.fromkeys(name for row in rows for name in row["quality"] if name not in ("metric", metric))
     scores = [metric, *(name for name in others if any(known(row["quality"].get(name)) for row in rows))]
 
-    def of_rounds(name: str, needs: str) -> Callable[[Row], str]:
+    def of_rounds(name: str, needs: str) -> Callable[[ResultRow], str]:
         return lambda row: cell(row["decoding"][name]) if row["decoding"][needs] else NONE
 
-    def failed(row: Row) -> str:
+    def failed(row: ResultRow) -> str:
         decoding, scoring = row["runs"]["failed_to_decode"], row["runs"]["failed_to_score"]
         return f"{decoding} + {scoring} of {row['runs']['made']}" if decoding or scoring else "0"
 
-    def cost(row: Row) -> str:
+    def cost(row: ResultRow) -> str:
         c = row["timing"]["draft_cost_ratio"]
         return NONE if c is None else f"{c:.2f}"
 
@@ -204,15 +204,15 @@ def columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     }
 
 
-def _quality(name: str) -> Callable[[Row], str]:
+def _quality(name: str) -> Callable[[ResultRow], str]:
     return lambda row: cell(row["quality"].get(name))
 
 
-def _energy(counter: str) -> Callable[[Row], str]:
+def _energy(counter: str) -> Callable[[ResultRow], str]:
     return lambda row: cell(energies(row).get(counter, {}).get("joules_per_token"), 4)
 
 
-def table(rows: Sequence[Row], labels: Sequence[str]) -> dict[str, Any]:
+def table(rows: Sequence[ResultRow], labels: Sequence[str]) -> dict[str, Any]:
     """Headings with their meanings, and the cells of each method."""
     made, meanings = columns(rows), TEXTS["columns"]
     return {
@@ -221,7 +221,7 @@ def table(rows: Sequence[Row], labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def conclusion(rows: Sequence[Row], labels: Sequence[str]) -> str:
+def conclusion(rows: Sequence[ResultRow], labels: Sequence[str]) -> str:
     """One sentence: which lossless method was fastest, and whether that is beyond doubt."""
     compared = [
         (row["paired"]["speed_up"], label)

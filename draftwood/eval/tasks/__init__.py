@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.eval.tasks.base import Instance, Item, Message, Scores, Task
+from draftwood.eval.tasks.base import Instance, Item, ItemScores, Task, TaskMessage
 from draftwood.eval.tasks.code import HumanEval
 from draftwood.eval.tasks.conversations import Alpaca, MTBench, SpecBench
 from draftwood.eval.tasks.databases import Spider
@@ -16,7 +16,7 @@ from draftwood.eval.tasks.reading import Gsm8k, Squad, TriviaQA
 from draftwood.eval.tasks.summarising import XSum
 from draftwood.util import config
 
-__all__ = ["TASKS", "Instance", "Item", "Message", "Scores", "Task", "parse", "parse_all"]
+__all__ = ["TASKS", "Instance", "Item", "ItemScores", "Task", "TaskMessage", "parse", "parse_all"]
 
 DATA_SETS: tuple[type[Task], ...] = (Squad, Spider, TriviaQA, Gsm8k, HumanEval, XSum, Alpaca, MTBench, SpecBench)
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from draftwood.errors import ConfigurationError
 
-Message = dict[str, str]  # role and content
-Scores = dict[str, float]
+TaskMessage = dict[str, str]  # role and content
+ItemScores = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Instance:
         """A digest of all of it: equal hashes mean that results may be compared."""
         return digest(asdict(self))
 
-    def prompt(self, answers: Sequence[str] = ()) -> str | list[Message]:
+    def prompt(self, answers: Sequence[str] = ()) -> str | list[TaskMessage]:
         """The prompt of the turn behind `answers`: text, or a conversation."""
         questions = [*self.examples, *zip(self.turns, answers, strict=False), (self.turns[len(answers)], "")]
         if not self.chat:
@@ -82,7 +82,7 @@ class Task(BaseModel):
         """All rows, in the data set's order. Raises ConfigurationError where files are missing or not understood."""
 
     @abstractmethod
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         """Named scores of the answers to an instance's turns; empty where there is nothing to compare."""
 
     @property

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from draftwood.eval.sandbox.programs import ProgramLimits, run_program
-from draftwood.eval.tasks.base import Instance, Item, Scores
-from draftwood.eval.tasks.source import FileTask, Row
+from draftwood.eval.tasks.base import Instance, Item, ItemScores
+from draftwood.eval.tasks.source import FileTask, SourceRow
 
 FENCE = re.compile(r"```(?:[pP]ython\d?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
@@ -34,14 +34,14 @@ class HumanEval(FileTask):
         """Refuses at once where the machine cannot hold a program in."""
         run_program("")
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         prompt = str(row["prompt"])
         reference = {"prompt": prompt, "entry_point": str(row["entry_point"]), "test": str(row["test"])}
         name = str(row.get("task_id", row.get("id", number)))
         # Without its last line break: a model that continues text writes it as a part of its next token.
         return Item(name, (prompt.rstrip("\n"),), reference, "\n" + str(row.get("canonical_solution", "")))
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         prompt, function = instance.reference["prompt"], instance.reference["entry_point"]
         answer = answers[0] if answers[0].startswith("\n") or instance.chat else "\n" + answers[0]
         program = full_program(prompt.rstrip("\n"), answer, function)

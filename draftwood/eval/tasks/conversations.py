@@ -11,8 +11,8 @@ from pydantic import Field
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.scoring.judge import Judge
-from draftwood.eval.tasks.base import Instance, Item, Scores
-from draftwood.eval.tasks.source import FileTask, Row, texts
+from draftwood.eval.tasks.base import Instance, Item, ItemScores
+from draftwood.eval.tasks.source import FileTask, SourceRow, texts
 
 FRAME = "User: {}\nAssistant:"
 
@@ -36,7 +36,7 @@ class OpenQuestions(FileTask):
     def require(self) -> None:
         self._judge()
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         judge = self._judge()
         if judge is None:
             return {}
@@ -64,7 +64,7 @@ class Alpaca(OpenQuestions):
     summary = "Alpaca instructions, open-ended; rating if a judge is named"
     hub = ("tatsu-lab/alpaca", None, "train")
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         question = str(row["instruction"] if "instruction" in row else row["prompt"])
         if row.get("input"):
             question += f"\n\n{row['input']}"
@@ -80,7 +80,7 @@ class MTBench(OpenQuestions):
     summary = "MT-Bench, two turns; rating if a judge is named"
     hub = ("HuggingFaceH4/mt_bench_prompts", None, "train")
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         turns = row["turns"] if "turns" in row else row["prompt"]
         if isinstance(turns, str) or not turns:
             raise ValueError("turns is no list of questions")
@@ -96,7 +96,7 @@ class SpecBench(MTBench):
     name = "spec_bench"
     summary = "Spec-Bench's question file, six kinds of work; for speed"
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SourceRow]:
         if self.path is None:
             raise ConfigurationError("task spec_bench reads Spec-Bench's question.jsonl; give 'spec_bench:path=FILE'")
         yield from super().rows()

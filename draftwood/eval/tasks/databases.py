@@ -12,8 +12,8 @@ from pydantic import Field
 from draftwood.errors import ConfigurationError
 from draftwood.eval.sandbox.queries import Database, QueryLimits, QueryResult, run_query
 from draftwood.eval.scoring.rows import extract_query, orders, same_rows
-from draftwood.eval.tasks.base import Instance, Item, Scores
-from draftwood.eval.tasks.source import FileTask, Row, read
+from draftwood.eval.tasks.base import Instance, Item, ItemScores
+from draftwood.eval.tasks.source import FileTask, SourceRow, read
 
 
 class Spider(FileTask):
@@ -36,13 +36,13 @@ class Spider(FileTask):
             if not place.exists():
                 raise ConfigurationError(f"task spider needs {place}, which does not exist; give tables or databases")
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         database, gold = str(row["db_id"]), str(row["query"])
         question = f"{self._schema(database)}\nQuestion: {row['question']}\nSQL:"
         reference = {"database": database, "sql": gold}
         return Item(str(row.get("id", number)), (question,), reference, f" {gold.rstrip('; ')};", database)
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         gold_sql = instance.reference["sql"]
         gold = self._gold(instance.reference["database"], gold_sql)
         answer = run_query(self._database(instance.reference["database"]), extract_query(answers[0]), self._limits)

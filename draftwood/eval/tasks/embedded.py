@@ -19,7 +19,7 @@ from draftwood.eval.sandbox.programs import ProgramLimits, run_program
 from draftwood.eval.sandbox.queries import Database, run_query
 from draftwood.eval.scoring.answers import exact_match, word_f1
 from draftwood.eval.scoring.rows import extract_query, orders, same_rows
-from draftwood.eval.tasks.base import Instance, Item, Scores, Task
+from draftwood.eval.tasks.base import Instance, Item, ItemScores, Task
 
 
 class Continued(Task):
@@ -40,7 +40,7 @@ class Continued(Task):
         items = islice(self.items(), 100 if limit is None else limit)  # the stream has no end
         return [self.instance(item, (), False) for item in items]
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         scorer = SCORERS.get(self.domain)
         return {} if scorer is None else {self.metric: float(scorer(instance.reference, answers[0]))}
 
@@ -80,7 +80,7 @@ class Questions(Continued):
     ends = ("\n",)
     usual_tokens = 32
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         golds, answer = instance.reference["answers"], answers[0].split("\n", 1)[0]
         return {"em": exact_match(answer, golds), "f1": word_f1(answer, golds)}
 
@@ -95,7 +95,7 @@ class Queries(Continued):
     ends = ("\n",)
     usual_tokens = 48
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         reference = instance.reference
         database = Database(script=table_script(reference))
         gold = run_query(database, reference["sql"])
@@ -118,7 +118,7 @@ class Functions(Continued):
     def require(self) -> None:
         run_program("")
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         tests = "\n".join(instance.reference["tests"])
         program, name = instance.turns[0] + answers[0], instance.reference["name"]
         verdict = run_program(program, tests, [name], ProgramLimits(seconds=5.0))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftwood.eval.scoring.answers import exact_match, final_number, same_number, squad_golds, trivia_normal, word_f1
-from draftwood.eval.tasks.base import Instance, Item, Scores
-from draftwood.eval.tasks.source import FileTask, Row, texts
+from draftwood.eval.tasks.base import Instance, Item, ItemScores
+from draftwood.eval.tasks.source import FileTask, SourceRow, texts
 
 UNANSWERABLE = "unanswerable"
 
@@ -29,7 +29,7 @@ class Squad(FileTask):
     usual_tokens = 32
     hub = ("rajpurkar/squad", None, "validation")
 
-    def unpack(self, document: Any) -> Iterator[Row]:
+    def unpack(self, document: Any) -> Iterator[SourceRow]:
         for entry in super().unpack(document):
             if "paragraphs" not in entry:
                 yield entry
@@ -38,12 +38,12 @@ class Squad(FileTask):
                 for question in paragraph["qas"]:
                     yield {"context": paragraph["context"], **question}
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         golds = squad_golds(texts(row["answers"]))
         question = f"Passage: {row['context']}\nQuestion: {row['question']}\nAnswer:"
         return Item(str(row.get("id", number)), (question,), {"answers": golds}, " " + (golds[0] or UNANSWERABLE))
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         golds = instance.reference["answers"]
         answer = short(answers[0])
         if answer.lower().rstrip(".") == UNANSWERABLE and golds == [""]:
@@ -62,10 +62,10 @@ class TriviaQA(FileTask):
     usual_tokens = 24
     hub = ("mandarjoshi/trivia_qa", "rc.nocontext", "validation")
 
-    def unpack(self, document: Any) -> Iterator[Row]:
+    def unpack(self, document: Any) -> Iterator[SourceRow]:
         yield from super().unpack(document["Data"] if isinstance(document, dict) and "Data" in document else document)
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         lower = {str(key).lower(): value for key, value in row.items()}
         answer = lower["answer"]
         if isinstance(answer, dict):
@@ -80,7 +80,7 @@ class TriviaQA(FileTask):
         question = f"Question: {lower['question']}\nAnswer:"
         return Item(name, (question,), {"answers": list(dict.fromkeys(golds))}, " " + golds[0])
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         golds, answer = instance.reference["answers"], short(answers[0])
         return {"em": exact_match(answer, golds, trivia_normal), "f1": word_f1(answer, golds, trivia_normal)}
 
@@ -96,7 +96,7 @@ class Gsm8k(FileTask):
     usual_tokens = 256
     hub = ("openai/gsm8k", "main", "test")
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         solution = str(row["solution"] if "solution" in row else row["answer"])
         gold = final_number(solution)
         if gold is None:
@@ -105,5 +105,5 @@ class Gsm8k(FileTask):
         question = f"Question: {row['question']}\nAnswer:"
         return Item(str(row.get("id", number)), (question,), {"number": str(gold)}, " " + plain)
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         return {"correct": same_number(answers[0], instance.reference["number"])}

@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import Item, Task
 from draftwood.util.safe_parsing import parse_json, read_text
 
-Row = Mapping[str, Any]
+SourceRow = Mapping[str, Any]
 
 LINE_SUFFIXES = (".jsonl", ".ndjson")  # one document a line
 MAX_DATA_BYTES = 2 << 30  # bytes of a data file
@@ -47,17 +47,17 @@ class FileTask(Task):
         return items
 
     @abstractmethod
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         """A row of the file; raises KeyError, TypeError or ValueError where it is none of this data set."""
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SourceRow]:
         """Rows as plain mappings."""
         if self.path is None:
             yield from from_hub(*self.hub, self.name)
         else:
             yield from self.unpack(read(Path(self.path).expanduser()))
 
-    def unpack(self, document: Any) -> Iterator[Row]:
+    def unpack(self, document: Any) -> Iterator[SourceRow]:
         """Rows of a file's document; by default it is a list, or has one under data."""
         rows = document.get("data", document) if isinstance(document, dict) else document
         if not isinstance(rows, list):
@@ -98,7 +98,7 @@ def read(path: Path) -> Any:
         raise ConfigurationError(f"{path} is neither JSON nor JSON lines in UTF-8: {error}") from None
 
 
-def from_hub(dataset: str, configuration: str | None, split: str, task: str) -> Iterator[Row]:
+def from_hub(dataset: str, configuration: str | None, split: str, task: str) -> Iterator[SourceRow]:
     """Rows through `datasets`, from its cache or the hub."""
     try:
         library = import_module("datasets")

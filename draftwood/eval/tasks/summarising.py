@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.tasks.base import Instance, Item, Scores
+from draftwood.eval.tasks.base import Instance, Item, ItemScores
 from draftwood.eval.tasks.reading import short
-from draftwood.eval.tasks.source import FileTask, Row
+from draftwood.eval.tasks.source import FileTask, SourceRow
 
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
@@ -28,12 +28,12 @@ class XSum(FileTask):
     def require(self) -> None:
         _scorer()
 
-    def item(self, row: Row, number: int) -> Item:
+    def item(self, row: SourceRow, number: int) -> Item:
         wanted = str(row["summary"] if "summary" in row else row["reference"]).strip()
         question = f"Article: {row['document']}\nSummarise the article in one sentence.\nSummary:"
         return Item(str(row.get("id", number)), (question,), {"summary": wanted}, " " + wanted)
 
-    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+    def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         return rouge(short(answers[0]), instance.reference["summary"])
 
 

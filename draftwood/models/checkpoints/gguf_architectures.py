@@ -151,7 +151,7 @@ def _hunyuan_moe(file: Metadata, raw: Raw) -> Raw:
 
 
 def _llama4(file: Metadata, raw: Raw) -> Raw:
-    """What the file has no keys for is as in the published models; windows of 0 say that no layer is like theirs."""
+    """Keys that the file lacks are as in the published models; windows of 0 say that no layer is like theirs."""
     if file.value("attention.sliding_window") == 0:
         raise ModelError("attention.sliding_window is 0, so it is no Llama 4 as published; give another model")
     return {

@@ -39,7 +39,7 @@ ALL_ROWS = slice(None)
 Bytes: TypeAlias = np.ndarray[Any, Any]  # of type uint8
 
 
-class Array(NamedTuple):
+class MetadataArray(NamedTuple):
     """The place of an array of the metadata in the file; `File.array` reads it."""
 
     kind: int
@@ -137,7 +137,7 @@ class File:
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is no such array."""
         array = self.metadata.get(key)
-        if not isinstance(array, Array):
+        if not isinstance(array, MetadataArray):
             return []
         with self.path.open("rb") as file:
             file.seek(array.start)
@@ -207,7 +207,7 @@ class _Header:
         self.take(count * (8 if part == STRING_TYPE else struct.calcsize("<" + SCALAR_FORMATS[part])))
         if part == STRING_TYPE:
             self.at = self._behind(count, start)
-        return Array(part, count, start, self.at)
+        return MetadataArray(part, count, start, self.at)
 
     def _behind(self, count: int, at: int) -> int:
         """Place behind `count` strings from a place on: vocabularies have hundreds of thousands."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from draftwood.errors import ModelError
-from draftwood.models.checkpoints.gguf_file import Array, File
+from draftwood.models.checkpoints.gguf_file import File, MetadataArray
 from draftwood.util.safe_parsing import short_repr
 
 PART_NUMBER, PART_COUNT, TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
@@ -83,7 +83,7 @@ def _check_parts(parts: Sequence[File]) -> None:
         others = [
             key
             for key, value in part.metadata.items()
-            if key not in FILE_SETTINGS and not isinstance(value, Array) and first.metadata.get(key) != value
+            if key not in FILE_SETTINGS and not isinstance(value, MetadataArray) and first.metadata.get(key) != value
         ]
         if part.metadata.get(PART_NUMBER) != number:
             others = [PART_NUMBER]

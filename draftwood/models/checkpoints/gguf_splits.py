@@ -11,7 +11,7 @@ GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TextSplit:
     """The rules by which byte-level BPE splits a text into pieces; tokens are merged within pieces only."""
 
     patterns: tuple[str, ...] = (GPT_2,)  # matches and what is between them are pieces, split by the next pattern
@@ -58,31 +58,31 @@ _DEEPSEEK = (
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _PUNCTUATION = r"[\p{P}$+<=>^~|`]+"
 _THREE_DIGITS = r"[0-9][0-9][0-9]"
-_CODE = Split((_DIGIT, GPT_2))
+_CODE = TextSplit((_DIGIT, GPT_2))
 
 SPLITS = {  # by the format's names of pre-tokenizers
-    **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "jais", "trillion", "granite-docling", "gigachat"), Split()),
-    **dict.fromkeys(("mpt", "olmo"), Split(composed=True)),
+    **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "jais", "trillion", "granite-docling", "gigachat"), TextSplit()),
+    **dict.fromkeys(("mpt", "olmo"), TextSplit(composed=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), _CODE),
-    "command-r": Split(_CODE.patterns, composed=True),
-    "default": Split((r"[\p{P}$+<=>^~|]+", GPT_2, _DIGITS, _THREE_DIGITS)),  # of files that name none
-    "falcon": Split((_PUNCTUATION, GPT_2, _THREE_DIGITS)),
+    "command-r": TextSplit(_CODE.patterns, composed=True),
+    "default": TextSplit((r"[\p{P}$+<=>^~|]+", GPT_2, _DIGITS, _THREE_DIGITS)),  # of files that name none
+    "falcon": TextSplit((_PUNCTUATION, GPT_2, _THREE_DIGITS)),
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        Split((_LLAMA_3,), ignore_merges=True, begins=True),
+        TextSplit((_LLAMA_3,), ignore_merges=True, begins=True),
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), Split((_LLAMA_3,))),
-    "minicpm5": Split((_THREE, _words(_DIGITS)), ignore_merges=True),
-    "qwen2": Split((_QWEN_2,), composed=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), TextSplit((_LLAMA_3,))),
+    "minicpm5": TextSplit((_THREE, _words(_DIGITS)), ignore_merges=True),
+    "qwen2": TextSplit((_QWEN_2,), composed=True),
     **dict.fromkeys(
-        ("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), Split((_QWEN_2,))
+        ("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), TextSplit((_QWEN_2,))
     ),
-    "qwen35": Split((_words(_DIGIT, r"[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), composed=True),
-    "seed-coder": Split((_words(_DIGIT, symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
+    "qwen35": TextSplit((_words(_DIGIT, r"[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), composed=True),
+    "seed-coder": TextSplit((_words(_DIGIT, symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
     **dict.fromkeys(
-        ("bailingmoe", "bailingmoe2", "llada-moe"), Split((_words(_DIGIT, breaks=r"\s*[\r\n]|\s+(?!\S)|\s+"),))
+        ("bailingmoe", "bailingmoe2", "llada-moe"), TextSplit((_words(_DIGIT, breaks=r"\s*[\r\n]|\s+(?!\S)|\s+"),))
     ),
-    "exaone-moe": Split(
+    "exaone-moe": TextSplit(
         (
             _words(
                 _DIGIT,
@@ -92,12 +92,12 @@ SPLITS = {  # by the format's names of pre-tokenizers
             ),
         )
     ),
-    "tekken": Split((_cased(_DIGIT),), ignore_merges=True, begins=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), Split((_GPT_4O,))),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), Split((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O))),
-    "deepseek-llm": Split(_DEEPSEEK),
-    "deepseek-coder": Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGIT)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Split(_DEEPSEEK_3)),
-    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), Split((_BLOOM,))),
-    "viking": Split((_BLOOM, _DIGIT)),
+    "tekken": TextSplit((_cased(_DIGIT),), ignore_merges=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), TextSplit((_GPT_4O,))),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), TextSplit((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O))),
+    "deepseek-llm": TextSplit(_DEEPSEEK),
+    "deepseek-coder": TextSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGIT)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), TextSplit(_DEEPSEEK_3)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), TextSplit((_BLOOM,))),
+    "viking": TextSplit((_BLOOM, _DIGIT)),
 }

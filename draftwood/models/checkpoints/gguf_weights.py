@@ -103,7 +103,7 @@ class GgufWeights:
         """A value of the metadata; an array of equal values, one for each layer, is one."""
         name = self._asking(key)
         value = self.file.metadata.get(name, default)
-        if isinstance(value, gguf_file.Array):
+        if isinstance(value, gguf_file.MetadataArray):
             values = self.file.array(name)
             if len(set(values)) > 1:
                 raise ModelError(
@@ -249,7 +249,7 @@ class GgufWeights:
         """The value of "KEY[3]" for layer 3, where the metadata have a key KEY without an architecture; else None."""
         key, layer = sliced(name)
         value = None if layer is None else self.file.metadata.get(key)
-        if isinstance(value, gguf_file.Array):
+        if isinstance(value, gguf_file.MetadataArray):
             values = self.file.array(key)
             value = values[layer] if layer is not None and layer < len(values) else None
         return value if isinstance(value, float) else None

@@ -28,7 +28,7 @@ JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)  # a string, maybe
 XML_NAME = re.compile(r"\s*<function=([^>\s]+)>(.*)", re.DOTALL)
 XML_ARGUMENT = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
-Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
+ToolDefinition = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ReplyParts:
 class ReplyForm:
     """How a model's replies are to be read, with `tools` (none: what looks like a call is text)."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[ToolDefinition] = ()) -> None:
         self.tokenizer, self.tools = tokenizer, tools
         source = "\n".join(template.source for template in tokenizer.templates.values())
         self.native = "tool" in source  # whether the template itself tells of tools

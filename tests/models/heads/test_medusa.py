@@ -1,0 +1,58 @@
+"""Medusa heads as they are published: what they say, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_decoder import VOCAB, decoder
+
+from draftwood import ModelError
+from draftwood.models.heads import medusa
+
+WIDTH = 24
+
+
+def write(directory: Path, heads: int = 2, vocabulary: int = VOCAB, **changes: Any) -> dict[str, torch.Tensor]:
+    """Heads of random weights in a directory; their tensors."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"0.linear.weight": (WIDTH, WIDTH), "0.linear.bias": (WIDTH,), "1.weight": (vocabulary, WIDTH)}
+    tensors = {
+        f"{k}.{name}": torch.randn(shape, generator=generator) for k in range(heads) for name, shape in shapes.items()
+    }
+    directory.mkdir(exist_ok=True)
+    config = {"medusa_num_heads": heads, "medusa_num_layers": 1, **changes}
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "medusa_lm_head.safetensors")
+    return tensors
+
+
+def test_published_heads_say_what_their_format_says(tmp_path: Path) -> None:
+    """Head k: a residual block x + SiLU(W x + b), then its own output layer."""
+    tensors = write(tmp_path)
+    heads = medusa.load(tmp_path, decoder(3), packed=False)
+    x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        logits = heads.train_forward(x)
+    for k in range(2):
+        inner = x @ tensors[f"{k}.0.linear.weight"].T + tensors[f"{k}.0.linear.bias"]
+        expected = (x + inner * inner.sigmoid()) @ tensors[f"{k}.1.weight"].T
+        torch.testing.assert_close(logits[k], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"medusa_num_layers": 2}, "has 2 heads of 2 blocks, but heads of one block each are read"),
+        ({"medusa_num_heads": "two"}, "has 'two' heads of 1 blocks"),
+        ({"medusa_num_heads": 3}, r"2.0.linear.weight is missing, but \[24, 24\] fits this target; give heads of"),
+        ({"vocabulary": 40}, r"0.1.weight is \[40, 24\], but \[19, 24\] fits this target; give heads of this target"),
+    ],
+)
+def test_those_that_do_not_fit_are_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    write(tmp_path, **changes)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        medusa.load(tmp_path, decoder(3))
+    assert "\n" not in str(caught.value)
