@@ -276,7 +276,7 @@ async def measured(url: str, pid: int, count: int, seconds: float, light: int) -
     for prompt in PROMPTS:
         answer = await clients.json(TEXT, {"prompt": prompt, "max_tokens": 24, "temperature": 0})
         clients.greedy[prompt] = answer["choices"][0]["text"]
-    await crowd(clients, count, seconds / 10, Counter(), [])
+    await crowd(clients, count, seconds / 3, Counter(), [])  # until what the server caches has grown to its limit
     await asyncio.sleep(2)
     clients.busy, before = 0, memory(pid)
     counts: Counter[str] = Counter()

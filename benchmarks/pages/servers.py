@@ -41,7 +41,7 @@ def side_by_side() -> str:
                 {
                     "file": run,
                     "clients": row["clients"],
-                    "server": row["server"].replace("-", ", ", 1),
+                    "server": ", ".join(row["server"].rsplit("-", 1)),
                     "tokens/s": text(row["tokens_per_second"], ".0f", ends=True),
                     "over the best of the others": f"{rate / best[row['clients']]:.2f}x",
                     "first token, ms": text(row["first_ms"], ".0f"),

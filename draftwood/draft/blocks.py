@@ -72,7 +72,7 @@ class BlockSource(HeadSource):
         model: Any = self.reader.model
         first = forest.position(forest.live[0])
         self._blocks = {}
-        self._end = first + model.count if first + model.block <= model.context else 0
+        self._end = first + model.count if self._taken and first + model.block <= model.context else 0
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] after each node, from the block of the root that it hangs on."""
@@ -112,7 +112,7 @@ class BlockSource(HeadSource):
 class MedusaSource(BlockSource):
     """Draft logits of Medusa heads (`models.heads.medusa.Heads`): head k says what hangs k places below a root.
 
-    They read the target's state at the token before the root, so nothing is drafted before the target has read.
+    They read the target's state at the token before the root.
     """
 
     @property
@@ -122,7 +122,7 @@ class MedusaSource(BlockSource):
     def begin(self, forest: Forest) -> None:
         model: Any = self.reader.model
         self._blocks = {}
-        self._end = forest.position(forest.live[0]) + model.count if self.target.cached else 0
+        self._end = forest.position(forest.live[0]) + model.count if self._taken else 0
 
     def lacks(self) -> int:
         """Nothing: the run that verified the last token brought the state that is read."""

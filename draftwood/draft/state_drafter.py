@@ -33,8 +33,6 @@ class StateDrafter(Drafter):
         return self.source.reads
 
     def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
-        if len(forest.trunk) < self.source.before:  # there is nothing to read
-            limit = 0
         self.source.begin(forest)
         yield from self.drafter.draft(forest, depth, limit, propose)
 

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class StateSource(Source):
     kept as they come. What never came, as where another request computed the token, the target is asked for once more.
     """
 
+    in_target_pass: ClassVar[bool] = False  # whether verification goes on from the layers that are run for drafts
+
     target: Session
     reader: Session
     reads: tuple[int, ...]
@@ -41,6 +43,7 @@ class StateSource(Source):
     _brought: list[tuple[dict[int, int], LayerOutputs]] = field(
         init=False, default_factory=list
     )  # with nodes' new names
+    _taken: bool = field(init=False, default=False)  # whether a round of the target has brought states
     _done: int = field(init=False, default=0)  # leading tokens of the trunk whose states are not needed any more
 
     @property
@@ -50,7 +53,11 @@ class StateSource(Source):
 
     @property
     def context(self) -> int:
-        return min(self.target.context, self.reader.context)
+        """As of any source; 0 before the target's first round, which brings the states of the whole prompt.
+
+        To draft in that one, too, the target would have to read the prompt in a pass of its own, which costs one token.
+        """
+        return min(self.target.context, self.reader.context) if self._taken or self.in_target_pass else 0
 
     def begin(self, forest: Forest) -> None:
         """A round begins."""
@@ -106,6 +113,7 @@ class StateSource(Source):
 
     def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: LayerOutputs) -> None:
         """Follow `advance`: keep what a run of the target brought, as it is until somebody needs it."""
+        self._taken = True
         names = {node: new for new, node in enumerate(kept)}
         names.update((node, trunk_node(i)) for i, node in enumerate(trunk, len(forest.trunk) - len(trunk)))
         nodes, self._nodes = self._nodes, {}
@@ -135,6 +143,8 @@ class StateSource(Source):
 @dataclass(slots=True)
 class ExitSource(StateSource):
     """Draft logits from an exit, `reader`, after the first N layers of the target, the only one of `reads`."""
+
+    in_target_pass: ClassVar[bool] = True
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""

@@ -27,6 +27,7 @@ NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each r
 # Nominal seconds beside forwards
 TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 7e-5  # of a request that `auto` decides for, by whose pass
 DRAFTED_SECONDS = 6e-5  # more of a request that has drafted
+TOKEN_SECONDS = 5e-9  # more for each token of the vocabulary: distributions are as long
 DRAFTED_ROW_SHARE = 1 / 6  # of these, for each row behind a request's first
 # How measured seconds are followed
 FIRST_PASSES = 3  # of which the least counts
@@ -162,6 +163,7 @@ class Curve:
     sized: bool = True  # whether the size of the model is known
     routed: float = 0.0  # seconds to read all experts of a mixture
     share: float = 0.0  # of them, that one row reads
+    vocabulary: int = 0
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     overhead: Overhead = field(default_factory=Overhead)
     passes: int = 0
@@ -187,7 +189,9 @@ class Curve:
         each = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS) * active * weights_per_byte
         each += NATIVE_LAYER_ROW_SECONDS * layers if kernels else 0.0
         routed = reading * part
-        return cls(fixed - routed, max(each, fixed / 100), measured, hasattr(model, "weight_bytes"), routed, share)
+        vocabulary = getattr(model, "vocab_size", 0)
+        sized = hasattr(model, "weight_bytes")
+        return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary)
 
     def nominal(self, rows: float) -> float:
         """Seconds of a forward as the size of the model has them."""
@@ -236,8 +240,10 @@ class Curve:
         """Seconds of a pass over so many rows of so many requests, some with drafts; without requests the forward's."""
         if not requests:
             return self.forward_seconds(rows)
-        overhead = self.overhead if self.overhead.known else self.measured.overhead
-        return self.forward_seconds(rows) + overhead.seconds(requests, draft_units(requests, rows, drafting))
+        units, seconds = draft_units(requests, rows, drafting), self.forward_seconds(rows)
+        if self.overhead.known:
+            return seconds + self.overhead.seconds(requests, units)
+        return seconds + self.measured.overhead.seconds(requests, units) + requests * TOKEN_SECONDS * self.vocabulary
 
     def forward_seconds(self, rows: int) -> float:
         """Seconds of a forward over so many rows."""

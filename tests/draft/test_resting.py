@@ -24,7 +24,8 @@ from draftwood.sampling.distributions import Streams
 
 BEAMS: dict[str, Any] = {"name": "dsbd", "drafter": "exit", "draft_width": 3, "gamma": 2}
 NAMES = ("chain", "tree", "exit", "exit-tree", "self", "medusa", "eagle", "eagle-tree")
-LATE = ("self", "medusa")  # they draft nothing in a request's first round: they read what the target left before
+# They draft nothing in a request's first round: they read what the target left before.
+LATE = ("self", "medusa", "eagle", "eagle-tree")
 RESTS: dict[str, Callable[[int], bool]] = {
     "at first": lambda number: number % 5 < 3,
     "later": lambda number: number % 6 > 1,

@@ -60,7 +60,6 @@ def test_a_lone_gguf_file_beside_the_weights_is_found(tmp_path: Path, caplog: py
             {"model_type": "gemma4_unified_assistant"},
             "an assistant of type 'gemma4_unified_assistant', but of these only gemma4_assistant is read; use another",
         ),
-        ({"model_type": "nothing_known"}, "nothing_known"),
     ],
 )
 def test_what_is_not_read_is_left_alone(

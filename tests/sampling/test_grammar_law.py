@@ -128,6 +128,7 @@ def test_assistants(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) ->
     assert distance(options) < 1e-9
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ["dflash", "eagle"])
 @pytest.mark.parametrize("options", [{"gamma": 2}, {"width": 2, "gamma": 2, "least": 0.0}, BEAM], ids=str)
 def test_other_blocks(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

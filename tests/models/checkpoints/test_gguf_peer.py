@@ -60,6 +60,9 @@ FILES["llama4"] = (
 FILES["dots1"] = ({"sliding_window": None, "num_key_value_heads": 4}, {})
 for phi in ("phimoe", "phimoe_long"):  # whose experts' weights are those of Mixtral's there, not the authors'
     del FILES[phi]
+for gemma in ("gemma4", "gemma4_per_layer", "gemma4_experts"):  # llama.cpp caps at 30 where a file names no cap
+    FILES[gemma] = ({"final_logit_softcapping": 30.0, "vocab_size_per_layer_input": VOCAB}, {})
+del FILES["gemma3n"]  # whose sizes, sparse layers and kinds of layers are constants there
 del FILES["exaone4"]  # which has windows there in models of 64 layers only
 SECTIONS: dict[str, Any] = {"rope.dimension_sections": [2, 1, 1, 0]}  # of images, which the loader wants
 # biases that are not loaded there, and one that must be there

@@ -59,6 +59,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
     for more in ([], [3, 5, 8]):
         text += more
         forest = Forest.from_prompt(text)
+        source.take([], [], forest, [])  # as after a round of the target
         source.begin(forest)
         assert source.context == len(text) - 1 + head.count
         nodes = list(forest.roots)
