@@ -113,11 +113,16 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
 
 def _markov(own: Raw, vocabulary: int, config: DecoderConfig) -> MarkovHead | None:
     """The sequential head of DSpark; None where it has none. ModelError for a kind that is not read."""
-    keys.only(own, "markov_head_type", "vanilla", "gated")
+    kind = own.get("markov_head_type") or "vanilla"
+    if kind not in ("vanilla", "gated"):
+        raise ModelError(
+            f"a DSpark head of markov_head_type {short_repr(kind)} is not read; vanilla and gated are: use one of "
+            "these, or another draft"
+        )
     rank = keys.whole_number(own, "markov_rank", 256)
     if not rank:
         return None
-    return MarkovHead(vocabulary, config.vocab_size, rank, config.hidden_size, own.get("markov_head_type") == "gated")
+    return MarkovHead(vocabulary, config.vocab_size, rank, config.hidden_size, kind == "gated")
 
 
 def _authors(raw: Raw) -> Raw:
