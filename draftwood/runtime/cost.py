@@ -24,7 +24,6 @@ WEIGHT_SECONDS = 1.8e-11  # to compute a row with a weight of any type
 KERNEL_WEIGHT_SECONDS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 1.2e-12)
 LAYER_SECONDS, NATIVE_LAYER_SECONDS = 1e-4, 5e-6  # of a layer beside, in PyTorch and in native kernels
 NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each row
-HEAD_SECONDS, HEAD_ROW_SECONDS = 2.5e-4, 2e-5  # more of a head, whose rows are states of the target
 # Nominal seconds beside forwards
 TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 7e-5  # of a request that `auto` decides for, by whose pass
 DRAFTED_SECONDS = 6e-5  # more of a request that has drafted
@@ -190,8 +189,6 @@ class Curve:
         each = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS) * active * weights_per_byte
         each += NATIVE_LAYER_ROW_SECONDS * layers if kernels else 0.0
         routed = reading * part
-        if hasattr(model, "reads"):
-            fixed, each = fixed + HEAD_SECONDS, each + HEAD_ROW_SECONDS
         vocabulary = getattr(model, "vocab_size", 0)
         sized = hasattr(model, "weight_bytes")
         return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary)
