@@ -15,6 +15,7 @@ from draftwood.depth.rules import DraftState
 CONFIDENCE_BINS = 8
 UNKNOWN_BIN = CONFIDENCE_BINS  # of layers whose confidence is not known, and of what stands before a first layer
 PRIOR_RATE = 0.7  # acceptance before anything was seen: rather high, so that drafting is tried
+DRAWN_BEAMS_RATE = 0.35  # the same of a layer of drawn beams, all of which must be accepted
 PRIOR_TRIALS = 4.0  # trials that such a guess counts for
 MAX_RATE = 0.985  # of a guess
 MAX_UNIT = 1e100  # of new trials, beyond which all counts are divided by it
@@ -55,11 +56,10 @@ class ConfidenceRates:
             self.accepted, self.tried = ([n / self.unit for n in each] for each in (self.accepted, self.tried))
             self.unit = 1.0
 
-    @property
-    def rate(self) -> float:
+    def rate(self, prior: float = PRIOR_RATE) -> float:
         """Acceptance over all bins, with the prior."""
         weight = PRIOR_TRIALS * self.unit
-        return (sum(self.accepted) + weight * PRIOR_RATE) / (sum(self.tried) + weight)
+        return (sum(self.accepted) + weight * prior) / (sum(self.tried) + weight)
 
     def chances(self, guesses: Sequence[float] = (), prior: float = PRIOR_RATE) -> list[float]:
         """Acceptance by bin, pulled towards a guess for each; without guesses towards the rate of all other bins."""

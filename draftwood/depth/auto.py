@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.acceptance import (
+    DRAWN_BEAMS_RATE,
     GREEDY_RATES,
     PRIOR_RATE,
     SAMPLED_RATES,
@@ -75,7 +76,8 @@ class Auto(DepthController):
 
     most: int
     widths: tuple[int, ...] = (1,)  # children per node, layer by layer; the last one repeats
-    roots: int = 1  # nodes that the first layer hangs on, or beams
+    roots: int = 1  # nodes that the first layer hangs on, or drafted beams
+    hypotheses: int = 1  # beams that a round begins with
     lookup: bool = False  # whether lookup drafts too
     model: bool = True  # whether a model drafts
     discount: float = 0.99
@@ -111,10 +113,10 @@ class Auto(DepthController):
         last = evidence.plans.get(load.counts)
         if last and evidence.rounds <= last.valid_until and evidence.drafted <= 2 * last.evidence + 2:
             return last
-        prior = max(PRIOR_RATE, self.shared_evidence.rates.next.rate) if self.shared else PRIOR_RATE
+        prior, guesses = self._first_guess()
         plan = DraftPlan(
             load.counts,
-            evidence.rates.own.chances(self.guesses),
+            evidence.rates.own.chances(guesses, prior),
             evidence.rates.next.chances(prior=prior),
             evidence.siblings.chances(max(self.widths), prior),
             evidence.rounds + PLAN_ROUNDS * load.drafting,
@@ -130,6 +132,17 @@ class Auto(DepthController):
             evidence.plans.clear()
         evidence.plans[load.counts] = plan
         return plan
+
+    def _first_guess(self) -> tuple[float, Sequence[float]]:
+        """The chance of a layer before any was seen, and that by its confidence.
+
+        A request of one hypothesis tries drafts, though other texts did without. For beams trials are dear, and the
+        confidence of the surest of them says little of all.
+        """
+        known = self.shared_evidence.rates.next.rate()
+        if self.hypotheses > 1:
+            return (known if self.shared else DRAWN_BEAMS_RATE), ()
+        return (max(PRIOR_RATE, known) if self.shared else PRIOR_RATE), self.guesses
 
     def _catch_up_seconds(self, load: Load) -> float:
         """Seconds that the model takes to read what it has not seen, before it can draft.

@@ -19,6 +19,7 @@ class Load:
     requests together. Of the requests, `drafting` decide like this one, which is among them; `others` do not, and have
     `rows` rows in the target pass. The draft models take `catch_up_seconds()` to read what they have not seen, before
     they can draft, and `tokens_left()` tokens may still come. With `one_pass` the first layer's time is that of all.
+    Each request that drafts has `hypotheses` beams, whose rows a target pass has without any drafts.
     """
 
     draft: Callable[[int], float] = lambda rows: NOMINAL_RATIO
@@ -29,6 +30,7 @@ class Load:
     catch_up_seconds: Callable[[], float] = lambda: 0.0
     tokens_left: Callable[[], int] = lambda: 1 << 30
     one_pass: bool = False
+    hypotheses: int = 1
 
     counts: tuple[int, int, int] = field(init=False)  # (drafting, others, rows)
 
@@ -43,14 +45,14 @@ class Load:
     def steps(self, layers: Sequence[int]) -> tuple[list[float], list[float]]:
         """Seconds of drafting and of verifying, per request that drafts, where each drafts 0, 1, ... of `layers`.
 
-        `layers` are the rows of each layer. A layer takes a forward over the layer before it, the first over the root;
+        `layers` are the rows of each layer. A layer takes a forward over the layer before it, the first over the roots;
         with `one_pass` only that.
         """
-        n, before = self.drafting, 1
-        layer, verified = self.draft(n), n + self.rows
+        n, before = self.drafting, self.hypotheses
+        layer, verified = self.draft(n * before), n * before + self.rows
         drafts, passes = [0.0], [self.verify(verified) / n]
         for i, rows in enumerate(layers):
-            above = layers[i - 1] if i else 1
+            above = layers[i - 1] if i else self.hypotheses
             if above != before and not self.one_pass:
                 layer, before = self.draft(n * above), above
             verified += n * rows
@@ -64,9 +66,9 @@ class Load:
 
     @property
     def one(self) -> float:
-        """Seconds that a single draft of a single request adds to a step without drafts."""
-        rows = self.drafting + self.rows
-        return self.draft(1) + self.verify(rows + 1) - self.verify(rows)
+        """Seconds that a draft for each hypothesis of a single request adds to a step without drafts."""
+        rows, more = self.drafting * self.hypotheses + self.rows, self.hypotheses
+        return self.draft(more) + self.verify(rows + more) - self.verify(rows)
 
     def ratio(self, layers: Sequence[int]) -> float:
         """c: the mean seconds that a layer adds to a step, over those of a step without drafts per token of it."""

@@ -109,7 +109,10 @@ class GenerationBuilder:
         if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
             depth = depth.repeatable()
         scheduler = self.scheduler
-        estimate = LoadEstimate(request, target, drafts, drafter, scheduler.costs, lambda: scheduler.load_counts)
+        hypotheses = depth.hypotheses if isinstance(depth, Auto) else 1
+        estimate = LoadEstimate(
+            request, target, drafts, drafter, scheduler.costs, lambda: scheduler.load_counts, hypotheses
+        )
         return Generation(
             request=request,
             target=target,

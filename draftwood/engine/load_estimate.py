@@ -11,6 +11,8 @@ from draftwood.engine.request import Request
 from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 from draftwood.runtime.session import Session
 
+COUNTS_SECONDS = 1e-8  # nominal ones for each token of the vocabulary, to draft below a beam from counts of n-grams
+
 
 class LoadEstimate:
     """Estimates the `Load` of one request before each of its rounds.
@@ -28,9 +30,11 @@ class LoadEstimate:
         drafter: Drafter,
         costs: Costs,
         load_counts: Callable[[], tuple[int, int, int]],
+        hypotheses: int = 1,
     ) -> None:
+        """`hypotheses`: beams of the request, each of which counts as a request of a pass."""
         self._request, self._target, self._drafts, self._drafter = request, target, drafts, drafter
-        self._costs, self._load_counts = costs, load_counts
+        self._costs, self._load_counts, self._hypotheses = costs, load_counts, hypotheses
         self._load: Load | None = None  # the latest one; a nominal one stays as it is
         self._forest: Forest | None = None  # of the round under way
         self._curves: tuple[Curve, ...] | None = None  # measured ones: of the target, and of what drafts
@@ -46,16 +50,18 @@ class LoadEstimate:
     def _measured(self, drafting: int, others: int, rows: int) -> Load:
         """The load beside so many requests, by measured costs."""
         verify, *drafts = self._measured_curves()
-        plain = drafting + rows
+        deciding = drafting * self._hypotheses
+        plain = deciding + rows
         return Load(
-            lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
-            lambda rows: verify.seconds(rows, drafting + others, min(drafting, rows - plain)),
+            lambda rows: sum(draft.seconds(rows, min(rows, deciding)) for draft in drafts),
+            lambda rows: verify.seconds(rows, deciding + others, max(0, min(deciding, rows - plain))),
             drafting,
             others,
             rows,
             self.catch_up_seconds,
             self.tokens_left,
             self._one_pass,
+            self._hypotheses,
         )
 
     def _nominal(self) -> Load:
@@ -63,12 +69,14 @@ class LoadEstimate:
         verify, *drafts = curves = self._all_curves(NOMINAL_COSTS, NOMINAL_DRAFT_COSTS)
         if not all(curve.sized for curve in curves):
             return ALONE
+        counts = COUNTS_SECONDS * self._target.model.vocab_size if self._hypotheses > 1 and not drafts else 0.0
         return Load(
-            lambda rows: sum(draft.seconds(rows, 1) for draft in drafts),
-            lambda rows: verify.seconds(rows, 1),
+            lambda rows: rows * counts + sum(draft.seconds(rows, self._hypotheses) for draft in drafts),
+            lambda rows: verify.seconds(rows, self._hypotheses),
             catch_up_seconds=lambda: self._unread_seconds(drafts),
             tokens_left=self.tokens_left,
             one_pass=self._one_pass,
+            hypotheses=self._hypotheses,
         )
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from draftwood.core.records import Ranking
 from draftwood.depth import DepthController, parse_depth
@@ -40,6 +40,17 @@ class Method(BaseModel):
     name: ClassVar[str]
     summary: ClassVar[str]
     draft_models: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most that it works with
+    sizes: ClassVar[tuple[str, ...]] = ()  # options that say how much a round drafts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, values: object) -> object:
+        return cls.with_implied(dict(values)) if isinstance(values, Mapping) and cls.sizes else values
+
+    @classmethod
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Options with what follows from them: where a size is named depth=fixed, else auto."""
+        return {"depth": "fixed" if options.keys() & cls.sizes else "auto", **options}
 
     @abstractmethod
     def build(self, drafts: list[Session], target: Session) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -96,7 +96,9 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
     )
     root_weights: Literal["draft", "target"] = Field(default="draft", description="whose joint weighs a round's beams")
     one_cache: bool = Field(default=False, description="go on from the best output beam only; lossy by design")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    sizes = ("draft_width", "gamma")
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -110,6 +112,11 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
             )
         return self
 
+    @classmethod
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Also depth=fixed for a dynamic width: drafts are what it is found by, so without any there is one beam."""
+        return super().with_implied({"depth": "fixed", **options} if options.get("width") is None else options)
+
     @property
     def widest(self) -> int:
         return self.width or self.draft_width
@@ -122,7 +129,9 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
         def make(source: Source) -> BeamDrafter:
             return BeamDrafter(source, self.draft_width, self.replacement, self.warp, self.root_weights)
 
-        depth = controller(self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False)
+        depth = controller(
+            self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False, hypotheses=self.widest
+        )
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)
 
 
@@ -171,7 +180,9 @@ class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
 
     draft_width: int | None = Field(default=None, ge=1, le=256, description="beams per drafted layer; null: width")
     gamma: int = Field(default=2, ge=0, le=64, description="layers drafted per round")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    sizes = ("draft_width", "gamma")
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -185,5 +196,5 @@ class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
         def make(source: Source) -> BeamDrafter:
             return BeamDrafter(source, wide, root_weights="target", search=BeamSearch(wide))
 
-        depth = controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False)
+        depth = controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False, hypotheses=self.width)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)

@@ -77,13 +77,15 @@ def controller(
     roots: int = 1,
     hidden: bool = True,
     lookup: bool = False,
+    hypotheses: int = 1,
 ) -> DepthController:
     """The controller that decides whether to draft a layer more, at most `most` of them; None is no cap.
 
     `hidden`: whether hidden states are given.
 
     A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
-    times as many. `lookup`: whether lookup drafts too, or alone where there are no `drafts`.
+    times as many. `lookup`: whether lookup drafts too, or alone where there are no `drafts`. `hypotheses`: beams that
+    a round begins with.
     """
     settings = parse_depth(depth)
     most = UNCAPPED if most is None else most
@@ -95,6 +97,7 @@ def controller(
         made = settings.build(most)
     if isinstance(made, Auto):
         made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts) or not lookup
+        made.hypotheses = hypotheses
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

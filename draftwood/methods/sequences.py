@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -69,18 +68,6 @@ def of_target(verify: str, initial: int, replacement: bool) -> Verifier | None:
 
 class OneHypothesis(Method):
     """A method with one hypothesis; its reference is plain decoding."""
-
-    sizes: ClassVar[tuple[str, ...]] = ()  # options that say how much a round drafts
-
-    @model_validator(mode="before")
-    @classmethod
-    def _implied(cls, values: object) -> object:
-        return cls.with_implied(dict(values)) if isinstance(values, Mapping) and cls.sizes else values
-
-    @classmethod
-    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Options with what follows from them: where a size is named depth=fixed, else auto."""
-        return {"depth": "fixed" if options.keys() & cls.sizes else "auto", **options}
 
     @field_validator("verify", mode="before", check_fields=False)
     @classmethod

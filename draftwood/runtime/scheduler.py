@@ -278,7 +278,8 @@ class Scheduler:
             requested += count + CATCH_UP_ROWS
             left += len(pending.rows)
             if task.follows_load or (count == 1 and not pending.run.drafts):
-                requests, alike, drafting = requests + 1, alike + limit, drafting + (count > 1)
+                alone = min(count, len(pending.run.forest.live))  # beams count as requests
+                requests, alike, drafting = requests + alone, alike + limit, drafting + (alone if count > alone else 0)
             else:
                 other_seconds -= task.step_seconds
         if rows <= requested and not left:  # else prompts were read, which cost something else
