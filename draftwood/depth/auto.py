@@ -69,7 +69,8 @@ class Auto(DepthController):
     A model that has not read the text so far must read it before it drafts; it begins only where the tokens that may
     still come save as much time. Where drafts do not pay, one is tried now and then, with TRIAL_SHARE of the time; more
     often while requests that learn together know little. A round for which neither the model nor lookup promises
-    anything `rests`, and costs what plain decoding costs.
+    anything `rests`, and costs what plain decoding costs. Of beams a layer is drafted below all `hypotheses`, and counts as
+    accepted where all that are needed were drafted.
 
     No decision depends on a token that is not drawn yet, so the distribution of the output is the same at any load.
     """

@@ -96,7 +96,7 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
     )
     root_weights: Literal["draft", "target"] = Field(default="draft", description="whose joint weighs a round's beams")
     one_cache: bool = Field(default=False, description="go on from the best output beam only; lossy by design")
-    depth: Depth = "auto"
+    depth: Depth = "fixed"
 
     sizes = ("draft_width", "gamma")
 
@@ -114,8 +114,8 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
 
     @classmethod
     def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Also depth=fixed for a dynamic width: drafts are what it is found by, so without any there is one beam."""
-        return super().with_implied({"depth": "fixed", **options} if options.get("width") is None else options)
+        """Options with depth=auto where the width alone is named: a dynamic one is found by drafts, and needs them."""
+        return options if options.get("width") is None else super().with_implied(options)
 
     @property
     def widest(self) -> int:

@@ -39,7 +39,7 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "beam-sampling", "width": 2},
     {"name": "dsbd", "width": 1, "draft_width": 2},
     {"name": "beam-search", "width": 3, "early_stopping": True, "length_penalty": 0.5},
-    {"name": "speculative-beam-search", "width": 2},
+    {"name": "speculative-beam-search", "width": 2, "depth": "fixed"},
     {"name": "mcsd-fork", "width": 1, "verify": "longest-root"},
     {"name": "medusa", "tree": [3]},
     {"name": "self-spec"},
@@ -56,7 +56,7 @@ MORE_OPTIONS: list[dict[str, Any]] = [
         for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
     ),
     *(
-        {"name": "speculative-beam-search", "drafter": each}
+        {"name": "speculative-beam-search", "drafter": each, "depth": "fixed"}
         for each in ("exit", "eagle", "mtp", "dflash", "skip", "lookup")
     ),
     {"name": "lookup", "drafts": "drawn", "gamma": 2},

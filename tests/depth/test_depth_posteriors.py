@@ -225,7 +225,7 @@ def test_rates_fade_as_if_all_earlier_trials_were_discounted(discount: float) ->
         weights = [discount**age for age in reversed(range(len(seen)))]
         told = sum(weights)
         right = sum(weight for weight, (_, accepted) in zip(weights, seen, strict=True) if accepted)
-        assert rates.rate == pytest.approx((right + PRIOR_TRIALS * PRIOR_RATE) / (told + PRIOR_TRIALS))
+        assert rates.rate() == pytest.approx((right + PRIOR_TRIALS * PRIOR_RATE) / (told + PRIOR_TRIALS))
         assert places.chances(1)[1] == pytest.approx((right + PRIOR_TRIALS * PRIOR_RATE) / (told + PRIOR_TRIALS))
         for bin_, chance in enumerate(rates.chances([0.3] * (CONFIDENCE_BINS + 1))):
             mine = [(weight, ok) for weight, (at, ok) in zip(weights, seen, strict=True) if at == bin_]

@@ -51,7 +51,13 @@ def test_forms_and_their_canonical_text(value: object, text: str) -> None:
     assert parse_depth(text) == parse_depth(value)
 
 
-SIZED = {"speculative": "gamma=4", "specinfer": "expansion=2,1", "mcsd": "tree=2,1", "mcsd-fork": "width=2"}
+SIZED = {
+    "speculative": "gamma=4",
+    "specinfer": "expansion=2,1",
+    "mcsd": "tree=2,1",
+    "mcsd-fork": "width=2",
+    "speculative-beam-search": "draft_width=6",
+}
 
 
 @pytest.mark.parametrize("name", WITH_DEPTH)
@@ -68,6 +74,14 @@ def test_a_size_that_is_named_is_drafted(name: str, size: str) -> None:
     assert Method.parse(name, assignments([size])).as_dict()["depth"] == "fixed"
     assert Method.parse(name, assignments([size, "depth=auto"])).as_dict()["depth"] == "auto"
     assert Method.parse("speculative", {"depth": "confidence"}).as_dict()["gamma"] == 4
+
+
+def test_beams_of_a_dynamic_width_are_always_drafted() -> None:
+    """Their width comes from drafts."""
+    depths = {size: Method.parse("dsbd", assignments(size)).as_dict()["depth"] for size in [(), ("width=4",)]}
+    assert depths == {(): "fixed", ("width=4",): "auto"}
+    assert Method.parse("dsbd", assignments(["width=4", "gamma=2"])).as_dict()["depth"] == "fixed"
+    assert Method.parse("dsbd", assignments(["depth=auto"])).as_dict()["depth"] == "auto"
 
 
 def test_a_mapping_on_the_command_line() -> None:

@@ -224,7 +224,7 @@ def test_a_head_that_was_loaded_as_a_draft_drafts_beams(tmp_path: Any) -> None:
     write(tmp_path, config())
     ours = Engine(target, [eagle.load(tmp_path, target)])
     for options in ({}, {"drafter": "eagle"}):
-        method = {"name": "speculative-beam-search", **SEARCH, **options}
+        method = {"name": "speculative-beam-search", "depth": "fixed", **SEARCH, **options}
         found = ours.generate(prompt_of(9), method, max_new_tokens=8)
         plain = ours.generate(prompt_of(9), {"name": "beam-search", **SEARCH}, max_new_tokens=8)
         assert [beam.tokens for beam in found.beams] == [beam.tokens for beam in plain.beams]

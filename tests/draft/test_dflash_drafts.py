@@ -137,7 +137,7 @@ def test_an_engine_with_a_block_uses_it(head_of: Any, tmp_path: Path) -> None:
     assert engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0}).tokens == first.tokens
     target = decoder(3)
     engine = Engine(target, [head_of(target)[0]])
-    beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2}
+    beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2, "depth": "fixed"}
     plain = engine.generate([1, 2, 3], {"name": "beam-search", "width": 2}, max_new_tokens=8)
     assert engine.generate([1, 2, 3], beams, max_new_tokens=8).tokens == plain.tokens
 
@@ -160,7 +160,7 @@ def test_a_sequential_head_goes_on_from_each_draft(tmp_path: Path) -> None:
     options: dict[str, Any] = {"method": METHODS["tree"], "sampling": {"temperature": 0.9}, "max_new_tokens": 8}
     alone = [engine.generate(**request, **options).tokens for request in requests]
     assert [found.tokens for found in engine.batch(requests, 3, **options)] == alone
-    beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2}
+    beams = {"name": "speculative-beam-search", "drafter": "dflash", "width": 2, "depth": "fixed"}
     searched = engine.generate(prompt_of(9), beams, max_new_tokens=8)
     expected = engine.generate(prompt_of(9), {"name": "beam-search", "width": 2}, max_new_tokens=8)
     assert searched.tokens == expected.tokens and searched.metrics.drafted

@@ -20,7 +20,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dsbd distinct": {"name": "dsbd", "draft_width": 5, "gamma": 2, "width": 3, "replacement": False, "n_best": 3},
     "one cache": {"name": "dsbd", "draft_width": 5, "gamma": 2, "one_cache": True, "n_best": 1},
     "beam-search": {"name": "beam-search", "width": 3, "n_best": 3},
-    "drafted search": {"name": "speculative-beam-search", "width": 3, "n_best": 3},
+    "drafted search": {"name": "speculative-beam-search", "width": 3, "n_best": 3, "depth": "fixed"},
 }
 EACH = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 

@@ -28,7 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
     {"name": "dsbd", "draft_width": 3, "gamma": 2, "one_cache": True},
     {"name": "beam-search", "width": 3},
-    {"name": "speculative-beam-search", "width": 3},
+    {"name": "speculative-beam-search", "width": 3, "depth": "fixed"},
 ]
 SEEDS = 4
 

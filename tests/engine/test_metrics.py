@@ -248,7 +248,7 @@ def test_which_layers_are_foretold() -> None:
 
     dynamic, metrics = predicted(name="dsbd", threshold=0.5)
     assert dynamic == metrics.predicted_layers(0.5) < metrics.predicted_layers(0.9)
-    fixed, metrics = predicted(name="dsbd", width=2, threshold=0.5)
+    fixed, metrics = predicted(name="dsbd", width=2, threshold=0.5, depth="fixed")
     assert fixed == metrics.predicted_layers(1.0)
     assert predicted(name="dsbd", replacement=False)[0] is None
     for name in ("beam-sampling", "beam-search", "speculative-beam-search", "mcsd"):

@@ -249,7 +249,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dsbd", "replacement": False, "min_width": 2, "root_weights": "target"},
     {"name": "dsbd", "one_cache": True, "min_width": 3},
     {"name": "beam-search"},
-    {"name": "speculative-beam-search", "width": 3, "n_best": 2},
+    {"name": "speculative-beam-search", "width": 3, "n_best": 2, "depth": "fixed"},
 ]
 
 

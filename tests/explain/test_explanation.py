@@ -218,7 +218,7 @@ def test_a_round_begins_behind_whole_words(text: str, shown: str) -> None:
 
 def test_the_page_follows_the_beams() -> None:
     """After each round, what a hypothesis has beyond the shared text, most likely first; at the end the answer."""
-    _, found = explained({"name": "dsbd", "width": 3, "n_best": 2}, 2)
+    _, found = explained({"name": "dsbd", "width": 3, "n_best": 2, "depth": "fixed"}, 2)
     data = found.document
     assert [beam["score"] for beam in data["best"]] == [beam.log_likelihood for beam in found.result.beams]
     for entry, round_ in zip(data["rounds"], found.result.rounds, strict=True):

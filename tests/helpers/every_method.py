@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "block-tree": {"name": "dflash", "width": 3, "least": 0.0},
     "beams": {"name": "beam-sampling", "width": 3},
     "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
-    "search": {"name": "speculative-beam-search", "width": 2},
+    "search": {"name": "speculative-beam-search", "width": 2, "depth": "fixed"},
 }
 CHAINS = ("plain", "chain", "coupled", "lookup", "exit", "self")  # their slots are in order, so bits stay the same
 SAMPLINGS = ({"temperature": 0}, {"temperature": 0.9}, {"temperature": 1.0, "top_k": 5})

@@ -97,7 +97,7 @@ HEAVY: dict[str, tuple[dict[str, Any], int, float]] = {  # method, texts of the 
     "dsbd": ({"name": "dsbd", "width": 8, "draft_width": 8, "gamma": 4}, 1, 4.0),
     "search": ({"name": "beam-search", "width": 16}, 1, 4.0),
     "wide search": ({"name": "beam-search", "width": 128}, 1, 4.0),
-    "drafted search": ({"name": "speculative-beam-search", "width": 16}, 1, 4.0),
+    "drafted search": ({"name": "speculative-beam-search", "width": 16, "depth": "fixed"}, 1, 4.0),
 }
 ALONE: dict[str, float] = {}  # milliseconds to the first token of each light request beside nobody
 

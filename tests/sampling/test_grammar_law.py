@@ -161,7 +161,7 @@ def test_coupled_text_is_that_of_plain_decoding(name: str) -> None:
         {"name": "beam-search"},
         {"name": "speculative-beam-search", "gamma": 2},
         *(
-            {"name": "speculative-beam-search", "drafter": each}
+            {"name": "speculative-beam-search", "drafter": each, "depth": "fixed"}
             for each in ("exit", "eagle", "mtp", "dflash", "medusa", "skip", "lookup")
         ),
     ],

@@ -72,7 +72,12 @@ def engine(make: Callable[[], FastBackend]) -> Engine:
     return Engine(target, [draft], words, frozenset({1}))
 
 
-METHODS: list[Any] = ["autoregressive", "speculative", {"name": "mcsd", "tree": [2, 2]}, {"name": "dsbd", "width": 2}]
+METHODS: list[Any] = [
+    "autoregressive",
+    "speculative",
+    {"name": "mcsd", "tree": [2, 2]},
+    {"name": "dsbd", "width": 2, "gamma": 3},
+]
 SPECS: list[tuple[dict[str, Any], str]] = [
     ({"choice": ["the inn", " 日 the", "thin"]}, "the inn| 日 the|thin"),
     ({"regex": "[a-i]{1,3} (in|the )日?é"}, "[a-i]{1,3} (in|the )日?é"),

@@ -29,7 +29,12 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"regex": "[a-z]{1,3} (東京|日本|🙂)é?"}, "[a-z]{1,3} (東京|日本|🙂)é?"),
     ({"grammar": 'start: "[" WORD (" " WORD)* "]"\nWORD: /[a-z]{1,5}/'}, r"\[[a-z]+( [a-z]+)*\]"),
 ]
-METHODS: list[Any] = ["autoregressive", "speculative", {"name": "mcsd", "tree": [2, 2]}, {"name": "dsbd", "width": 2}]
+METHODS: list[Any] = [
+    "autoregressive",
+    "speculative",
+    {"name": "mcsd", "tree": [2, 2]},
+    {"name": "dsbd", "width": 2, "gamma": 3},
+]
 
 
 def engine(place: Path, kind: str) -> Engine:

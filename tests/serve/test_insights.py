@@ -64,7 +64,9 @@ def test_metrics(target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert 1 <= found["draftwood:mean_width"] <= 2 and found["draftwood:tau"] > 0
 
 
-@pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "width": 2}], ids=str)
+@pytest.mark.parametrize(
+    "method", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "width": 2, "gamma": 3}], ids=str
+)
 def test_rounds_as_they_happen(served: Running, method: dict[str, Any]) -> None:
     asked = {"prompt": "Story: a fox", "max_tokens": 20, "seed": 4, "speculation": method, "n": 2}
     with served.client.stream("POST", "/v1/forest", json=asked) as answer:
@@ -89,7 +91,7 @@ def test_what_cannot_be_told_is_refused(served: Running) -> None:
         assert status == 400 and error["message"]
 
 
-@pytest.mark.parametrize("method", ["speculative", {"name": "dsbd", "width": 2}], ids=str)
+@pytest.mark.parametrize("method", ["speculative", {"name": "dsbd", "width": 2, "gamma": 3}], ids=str)
 def test_rounds_of_a_conversation(served: Running, method: Any) -> None:
     """The text and the message are those of /v1/chat/completions, which understands the next request."""
     messages: list[Any] = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]

@@ -20,7 +20,7 @@ METHODS: list[Any] = [
 BEAMS: list[Any] = [
     {"name": "dsbd", "width": 3, "draft_width": 4},
     {"name": "beam-sampling", "width": 3, "replacement": False},
-    {"name": "speculative-beam-search", "width": 3},
+    {"name": "speculative-beam-search", "width": 3, "depth": "fixed"},
 ]
 PROMPT, LENGTH = "Story: a fox", 24
 
@@ -110,15 +110,17 @@ def test_beams_of_several_prompts(served: Running) -> None:
     assert texts(served.chunks("/v1/completions", **asked)) == dict(enumerate(expected))
 
 
-def test_beam_search_is_asked_for_as_of_vllm(served: Running) -> None:
+def test_beam_search_is_asked_for_as_of_vllm(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     method = {"name": "beam-search", "width": 4, "n_best": 2, "length_penalty": 0.5}
     expected = served.engine.generate(PROMPT, method, max_new_tokens=LENGTH).beams
     asked = {"prompt": PROMPT, "max_tokens": LENGTH, "use_beam_search": True, "n": 2, "length_penalty": 0.5}
+    names = list[str]()
+    monkeypatch.setattr(served.engine.builder, "prepare", lambda made: names.append(made.request.method.name))
     for speculation in (None, "off"):
         found = served.post("/v1/completions", **asked, speculation=speculation, temperature=0.0)
         assert [choice["text"] for choice in found["choices"]] == [beam.text for beam in expected]
-        drafted = found["metrics"]["speculative_decoding"]["num_draft_tokens"]
-        assert (drafted > 0) == (speculation is None)
+        assert found["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0 or speculation is None
+    assert names == ["speculative-beam-search", "beam-search"]
 
 
 def test_texts_under_load_are_those_alone(served: Running) -> None:
@@ -282,7 +284,9 @@ def test_responses(served: Running) -> None:
     assert whole["usage"]["output_tokens"] == len(expected.tokens)
 
 
-@pytest.mark.parametrize("method", ["speculative", {"name": "speculative-beam-search", "width": 2}], ids=str)
+@pytest.mark.parametrize(
+    "method", ["speculative", {"name": "speculative-beam-search", "width": 2, "gamma": 2}], ids=str
+)
 def test_log_probabilities_of_responses(served: Running, method: Any) -> None:
     """They are those of /v1/chat/completions; streamed, those of the deltas make up those of the whole."""
     asked = {"seed": 1, "speculation": method}

@@ -80,7 +80,7 @@ def test_text_is_plain_decodings_and_samples_are_the_batchs(tmp_path: Path) -> N
     alone = [engine.generate(**request, **options).tokens for request in requests]
     assert [result.tokens for result in engine.batch(requests, 3, **options)] == alone
 
-    beams = {"name": "speculative-beam-search", "drafter": "eagle", "width": 2}
+    beams = {"name": "speculative-beam-search", "drafter": "eagle", "width": 2, "depth": "fixed"}
     searched = engine.batch(prompts, 3, method=beams, max_new_tokens=12)
     expected = engine.batch(prompts, 3, method={"name": "beam-search", "width": 2}, max_new_tokens=12)
     assert [result.tokens for result in searched] == [result.tokens for result in expected]

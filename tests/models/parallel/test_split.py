@@ -45,7 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "beams": {"name": "beam-sampling", "width": 3},
     "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
     "beam-search": {"name": "beam-search", "width": 2},
-    "search": {"name": "speculative-beam-search", "width": 2},
+    "search": {"name": "speculative-beam-search", "width": 2, "depth": "fixed"},
 }
 STORY = "Story: Lena had a red kite."
 GREEDY = {"temperature": 0}

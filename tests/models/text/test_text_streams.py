@@ -173,7 +173,7 @@ METHODS: list[Any] = [
     "autoregressive",
     {"name": "speculative", "gamma": 3},
     {"name": "mcsd", "tree": [2, 1]},
-    {"name": "dsbd", "width": 2},
+    {"name": "dsbd", "width": 2, "depth": "fixed"},
     {"name": "beam-search", "width": 2},
 ]
 
