@@ -69,8 +69,8 @@ class Auto(DepthController):
     A model that has not read the text so far must read it before it drafts; it begins only where the tokens that may
     still come save as much time. Where drafts do not pay, one is tried now and then, with TRIAL_SHARE of the time; more
     often while requests that learn together know little. A round for which neither the model nor lookup promises
-    anything `rests`, and costs what plain decoding costs. Of beams a layer is drafted below all `hypotheses`, and counts as
-    accepted where all that are needed were drafted.
+    anything `rests`, and costs what plain decoding costs. Of beams a layer is drafted below all `hypotheses`, and
+    counts as accepted where all that are needed were drafted.
 
     No decision depends on a token that is not drawn yet, so the distribution of the output is the same at any load.
     """
@@ -137,8 +137,9 @@ class Auto(DepthController):
     def _first_guess(self) -> tuple[float, Sequence[float]]:
         """The chance of a layer before any was seen, and that by its confidence.
 
-        A request of one hypothesis tries drafts, though other texts did without. For beams trials are dear, and the
-        confidence of the surest of them says little of all.
+        A request of one hypothesis tries drafts, though other texts did without. For beams trials are dear: they go by
+        what other texts gained, and where texts must repeat by a lower guess. The confidence of the surest beam says
+        little of all.
         """
         known = self.shared_evidence.rates.next.rate()
         if self.hypotheses > 1:
