@@ -38,7 +38,7 @@ class Drafter:
 DRAFTERS = {
     "eagle": Drafter(
         "eagle",
-        ("--vocabulary", "8192", "--unroll", "2", "--steps", "180", "--batch", "4", "--warmup", "20"),
+        ("--vocabulary", "3840", "--unroll", "2", "--steps", "180", "--batch", "4", "--warmup", "20"),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
     ),

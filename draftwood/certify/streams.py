@@ -1,6 +1,6 @@
 """The random numbers themselves, which enumeration replaces: uniform to the last bit, independent, draws by their laws.
 
-RandomRow are laid out as a table: a row for each seed (or position, or number of a stream), a column for each purpose,
+Numbers are laid out as a table: a row for each seed (or position, or number of a stream), a column for each purpose,
 position, counter or token. All columns and all pairs of columns are tested, of one row and of neighbouring rows.
 """
 

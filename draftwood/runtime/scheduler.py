@@ -278,15 +278,15 @@ class Scheduler:
             requested += count + CATCH_UP_ROWS
             left += len(pending.rows)
             if task.follows_load or (count == 1 and not pending.run.drafts):
-                alone = min(count, len(pending.run.forest.live))  # beams count as requests
-                requests, alike, drafting = requests + alone, alike + limit, drafting + (alone if count > alone else 0)
+                beams = min(count, len(pending.run.forest.live))  # each counts as a request
+                requests, alike, drafting = requests + beams, alike + limit, drafting + (beams if count > beams else 0)
             else:
                 other_seconds -= task.step_seconds
         if rows <= requested and not left:  # else prompts were read, which cost something else
             curve = self.costs.add(model, rows, full, seconds)
             if curve is not None and requests:
                 curve.add_overhead(requests, alike, drafting, other_seconds)
-        elif rows:
+        elif rows and round(full) == rows:  # through all layers
             self.costs.curve(model).add_reading(rows, seconds)
 
     def _prepare(self, task: DecodingTask[Any]) -> bool:

@@ -132,6 +132,21 @@ def test_lookup_goes_before_a_chain_of_the_head(head_of: Any) -> None:
         engine.generate(prompt, {"name": "eagle", "width": 3, "lookup": True})
 
 
+def test_the_head_goes_on_at_the_end_of_a_copy(head_of: Any) -> None:
+    """It drafts what it says behind the copied token, of which it has the target's states no more than of its own."""
+    target = decoder(3, torch.float64)
+    head, tensors = head_of(target)
+    prompt = [2, 0, 2, 1, 0, 1, 1, 2, 1, 2, 0, 2]  # 2 0 was followed by 2, twice
+    options: dict[str, Any] = {"sampling": {"temperature": 0, "logit_bias": {0: 60, 1: 60, 2: 60}}, "max_new_tokens": 8}
+    alone, mixed = (Engine(target, [head]).generate(prompt, METHODS[name], **options) for name in ("chain", "mixed"))
+    chain = mixed.rounds[1].forest_token
+    assert alone.tokens == mixed.tokens and len(mixed.rounds[0].tokens) == 1
+    assert chain[1] == 2 != alone.rounds[1].forest_token[1] and len(chain) == 5
+    for k in range(1, 4):
+        said = says(config(), tensors, target, [*prompt, chain[0]], tuple(chain[1 : k + 1]))
+        assert chain[k + 1] == int(said[:3].argmax())
+
+
 def test_confident_trees(head_of: Any) -> None:
     """At temperature 0 the layers are the paths of largest product of the head's chances, worked out one by one."""
     target = decoder(3, torch.float64)
