@@ -1,7 +1,7 @@
 """Trains what drafts for SmolLM2-135M-Instruct, from its file alone: `python -m recipes.smollm2_drafters DATA WORK`.
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
-makes an EAGLE head, a draft model, Medusa heads and an exit of them: half an hour on two cores. Each command goes
+makes an EAGLE head, a draft model, Medusa heads and an exit of them: an hour and a half on two cores. Each command goes
 on where it was stopped. `--card` measures what was trained on the prompts that are held out, and writes the table of
 benchmarks/trained/smollm2/README.md.
 """
@@ -19,7 +19,8 @@ from typing import Any
 from recipes.real_models import SMOLLM2, fetch
 from recipes.shared_prompts import split, write
 
-TEXTS = ("--chat", "--count", "544", "--temperature", "1", "--max-new-tokens", "224", "--concurrency", "32")
+TEXTS = ("--chat", "--max-new-tokens", "224", "--concurrency", "32")
+SAMPLES = (("544", "1"), ("695", "0.8"), ("695", "0.8"), ("695", "0.8"))  # texts of each seed, their temperature
 ROWS = ("--distill", "0.9", "--held-out", "8", "--save-every", "40", "--measure-every", "40")
 CARD_TOKENS = 48
 DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
@@ -38,7 +39,7 @@ class Drafter:
 DRAFTERS = {
     "eagle": Drafter(
         "eagle",
-        ("--vocabulary", "3840", "--unroll", "2", "--steps", "180", "--batch", "4", "--warmup", "20"),
+        ("--vocabulary", "3840", "--unroll", "3", "--steps", "900", "--batch", "4", "--warmup", "40"),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
     ),
@@ -66,7 +67,11 @@ def train(data: Path, work: Path, only: Sequence[str]) -> None:
     """Write the texts and train the drafters that are named, each into a directory of WORK."""
     target, texts = fetch(SMOLLM2), work / "texts.jsonl"
     write(data, work / "prompts")
-    draftwood("corpus", target, "--prompts", work / "prompts" / "train.jsonl", *TEXTS, "--out", texts)
+    parts = [work / f"texts-{seed}.jsonl" for seed in range(len(SAMPLES))]
+    for seed, (part, (count, temperature)) in enumerate(zip(parts, SAMPLES, strict=True)):
+        prompts = ("--prompts", work / "prompts" / "train.jsonl", "--count", count, "--temperature", temperature)
+        draftwood("corpus", target, *prompts, *TEXTS, "--seed", str(seed), "--out", part)
+    texts.write_bytes(b"".join(part.read_bytes() for part in parts))
     for name in only:
         made = DRAFTERS[name]
         draftwood(made.command, target, "--data", texts, *ROWS, *made.arguments, "--out", work / name)

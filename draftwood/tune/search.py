@@ -84,9 +84,9 @@ def pilot_shape(row_limit: int, max_depth: int) -> Shape:
 class Guided:
     """Chooses the next shape to measure: `ask` for one, `tell` the figures of its run, and finally read `ranked`.
 
-    The first shape is the pilot. RankAcceptance and time per round of all runs so far predict the speed of every shape.
+    The first shape is the pilot. Acceptance and time per round of all runs so far predict the speed of every shape.
     The next one has the best mean of measured and predicted speed, with a bonus for shapes that ran seldom; so good
-    shapes are run again, and noise decides less. RankAcceptance is estimated from runs with one initial token only:
+    shapes are run again, and noise decides less. Acceptance is estimated from runs with one initial token only:
     with several, just the longest path is seen. The gain of several is estimated as a factor.
     """
 
