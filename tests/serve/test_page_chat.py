@@ -109,9 +109,9 @@ def test_stopped_answers_and_refused_messages(page: Any, monkeypatch: pytest.Mon
     page.keyboard.press("Escape")
     assert page.inner_text(".message") == "hi" and text(page)
 
-    def slow(*all: Any) -> None:
+    def slow(*all: Any) -> Any:
         time.sleep(0.05)
-        run_layers(*all)
+        return run_layers(*all)
 
     monkeypatch.setattr(scheduler, "run_layers", slow)
     page.click("#settings > summary")
