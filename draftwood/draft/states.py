@@ -195,7 +195,7 @@ class HeadSource(StateSource):
     is read first, layer by layer.
     """
 
-    _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [W] what the head made of it
+    _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [D] what the head made of it
     _right: set[int] = field(init=False, default_factory=set)  # nodes that were read with the target's states
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
@@ -207,10 +207,9 @@ class HeadSource(StateSource):
         seen: dict[int, Tensor] = {}
         for layer in self._layers(forest, nodes):
             answer = yield from self.ask(forest, layer, tuple(sorted({carried, norm})) if hidden else (carried,))
-            like = next(iter(self._trunk.values()))
-            own = answer.hidden[carried].to(like.dtype)
-            padded = torch.nn.functional.pad(own, (0, len(like) - own.shape[-1]), value=torch.nan)
-            self._own.update(zip(layer, padded, strict=True))
+            self._own.update(zip(layer, answer.hidden[carried], strict=True))
+            if layer == nodes and not hidden:
+                return answer
             logits.update(zip(layer, answer.logits, strict=True))
             if hidden:
                 seen.update(zip(layer, answer.hidden[norm], strict=True))
@@ -237,7 +236,8 @@ class HeadSource(StateSource):
         """Verified tokens, and those behind them, get the target's state of the token before; others the head's."""
         given = {trunk_node(trunk_position(node) + 1): state for node, state in self._trunk.items()}
         last = self._trunk[trunk_node(len(forest.trunk) - 1)]
-        given[trunk_node(0)] = torch.zeros_like(last)
+        if not self._done or trunk_node(0) in nodes:
+            given[trunk_node(0)] = torch.zeros_like(last)
         for node in nodes:
             while node > TRUNK and node not in given:
                 parent = forest.parent[node]
@@ -245,7 +245,9 @@ class HeadSource(StateSource):
                     given[node] = last if parent == TRUNK else self._nodes[parent]
                     self._right.add(node)
                 else:
-                    given[node] = self._own[parent]
+                    own = last.new_full(last.shape, torch.nan)
+                    own[: len(self._own[parent])] = self._own[parent]
+                    given[node] = own
                 node = parent
         return given
 

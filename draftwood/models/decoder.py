@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
-from draftwood.models.backend.native import NativeMatrix, kernels, knows_all_knobs, knows_fp8_and_orders
+from draftwood.models.backend.native import NativeMatrix, kernels
 from draftwood.models.backend.program import Program
-from draftwood.models.backend.recurrent import available
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Plane
 from draftwood.models.decoder_config import DecoderConfig
@@ -62,11 +61,7 @@ class Decoder(DecoderWeights):
     def by_program(self) -> bool:
         """True if one call of the native library computes a forward; else PyTorch goes from part to part."""
         apart = self.streams is not None or self.config.has_latent_experts
-        if self._program is not None or not self.native or apart:
-            return self._program is not None
-        known = not self.config.has_new_knobs or knows_fp8_and_orders()
-        rare = not self.config.has_rare_knobs or knows_all_knobs()
-        return (not self.recurrent_shapes or available()) and known and rare
+        return self._program is not None or (self.native and not apart)
 
     @property
     def kernels(self) -> str:

@@ -101,24 +101,10 @@ class DecoderConfig:
         return replace(self, layers=(), **dict(self.layers[number])) if self.layers else self
 
     @property
-    def has_rare_knobs(self) -> bool:
-        """True if a layer has knobs that older native libraries do not know."""
-        each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
-        mixers = any(c.alibi or c.query_growth or c.latent or c.inner_norm for c in each)
-        feeds = any(c.hidden_act == "xielu" or (c.experts and c.experts.is_rare) for c in each)
-        return mixers or feeds or self.embedding_norm
-
-    @property
     def has_latent_experts(self) -> bool:
         """True if experts read and make less than rows, which no native library knows."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
         return any(c.experts is not None and c.experts.latent_size for c in each)
-
-    @property
-    def has_new_knobs(self) -> bool:
-        """True if a layer has knobs that no native library knows without FP8 and orders."""
-        each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
-        return any(c.chunked or (c.experts and c.experts.weighs_inputs) for c in each)
 
     @property
     def rotated(self) -> int:

@@ -1,7 +1,6 @@
 #include "abi.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -96,27 +95,19 @@ int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out
 void* dw_model(const dw_shape* shape, int layers) {
   return guarded<void*>(nullptr, [&] { return new Model(*shape, layers); });
 }
-// The first bytes of a part, as many as a caller has.
-static dw_part part_of(const dw_part* part, size_t bytes) {
-  dw_part own{};
-  std::memcpy(static_cast<void*>(&own), part, std::min(bytes, sizeof own));
-  if (!own.value_dim) own.value_dim = own.head_dim;
-  if (!own.group_top) own.group_top = 2;
-  return own;
-}
-int dw_model_part_sized(void* model, int layer, const dw_part* part, size_t bytes) {
+int dw_model_part(void* model, int layer, const dw_part* part) {
   return guarded(1, [&] {
-    static_cast<Model*>(model)->layers.at(layer).push_back(part_of(part, bytes));
+    std::vector<dw_part>& parts = static_cast<Model*>(model)->layers.at(layer);
+    parts.push_back(*part);
+    if (!part->value_dim) parts.back().value_dim = part->head_dim;
+    if (!part->group_top) parts.back().group_top = 2;
     return 0;
   });
-}
-int dw_model_part(void* model, int layer, const dw_part* part) {
-  return dw_model_part_sized(model, layer, part, offsetof(dw_part, value_dim));
 }
 int dw_model_recurrence(void* model, int layer, const dw_part* part, const dw_recurrence* recurrence) {
   return guarded(1, [&] {
     Model& made = *static_cast<Model*>(model);
-    dw_part own = part_of(part, offsetof(dw_part, value_dim));
+    dw_part own = *part;
     own.kind = DW_RECURRENT;
     own.rope = static_cast<int32_t>(made.recurrences.size());
     made.recurrences.emplace_back(*recurrence);
@@ -131,7 +122,24 @@ int dw_model_embedding_norm(void* model, const float* weight, const float* bias)
     return 0;
   });
 }
-int dw_reads_beside(void) { return 1; }
+int dw_model_entry(void* model, const dw_entry* entry) {
+  return guarded(1, [&] {
+    static_cast<Model*>(model)->entry = *entry;
+    return 0;
+  });
+}
+int dw_model_tokens(void* model, const int64_t* token, int64_t count, float absent) {
+  return guarded(1, [&] {
+    Model& made = *static_cast<Model*>(model);
+    const int64_t known = made.shape.vocabulary;
+    for (int64_t i = 0; i < known; i++)
+      if (token[i] < 0 || token[i] >= count) throw std::out_of_range("an output's token is not in the vocabulary");
+    made.tokens.assign(token, token + known);
+    made.vocabulary = count;
+    made.absent = absent;
+    return 0;
+  });
+}
 void dw_model_free(void* model) { delete static_cast<Model*>(model); }
 int dw_forward_walks(void* model, const dw_batch* batch, const dw_walks* walks) {
   return guarded(1, [&] {

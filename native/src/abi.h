@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 10 };
+enum { DW_VERSION = 11 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -109,7 +109,6 @@ typedef struct {
   const float* scalar; /* [1] what the rows behind the part are multiplied by, or null */
   float gate_scale; /* of a feed-forward's gates, before their activation */
   int32_t input;    /* number of the input */
-  /* what follows is read by dw_model_part_sized alone */
   int32_t value_dim;                   /* components of a head's values; 0: head_dim */
   int32_t growth_length, growth_start; /* queries are multiplied by 1 + growth * log(1 + (position + start) / length), whole numbers */
   float growth;
@@ -146,7 +145,18 @@ typedef struct {
   int32_t threads, plane_type; /* of keys and values: 0 float32 and 1 bfloat16 [slots][kv_heads][head_dim]; 2 int8: a head's row
                                   is a float32 and int8 [head_dim] to multiply by it, up to the next multiple of 4 bytes */
   const float* beside; /* [rows][width], where a part's first product reads it before the rows: its matrix is twice as wide */
+  const float* given;  /* [rows][columns of the entry], or null: there is an entry */
 } dw_batch;
+
+/* How the rows of a head begin that reads states of another model: `fc` makes one of what is given, unless its last number is
+   NaN: then the row begins with that state. What lies beside is the normalised embedding of the token, or what batch.beside
+   has in its place. */
+typedef struct {
+  const void *fc, *embeddings /* matrix of a vocabulary's outputs; null: batch.beside is given */;
+  const float *beside_norm /* [width] */, *state_norm /* [width] of the rows, or null */, *given_norm /* [columns], or null */;
+  int32_t groups; /* of the numbers that are given: each is normalised by itself */
+  float eps;
+} dw_entry;
 
 /* A recurrent mixer (dw_part: up = the product before its steps, down = the one behind them). What a step is given of a
    token are its `inputs`: the convolution's channels, then what its gates are made of. Heads of values share keys, as in
@@ -183,11 +193,12 @@ DW_API int dw_forward_walks(void* model, const dw_batch* batch, const dw_walks* 
 
 DW_API void* dw_model(const dw_shape* shape, int layers);
 DW_API int dw_model_part(void* model, int layer, const dw_part* part); /* appends to the layer */
-DW_API int dw_model_part_sized(void* model, int layer, const dw_part* part, size_t bytes); /* the same of a part of so many bytes */
+DW_API int dw_model_entry(void* model, const dw_entry* entry);
+/* The outputs of the head are the tokens [shape.vocabulary] of a vocabulary of `count`; others get the logit `absent`. */
+DW_API int dw_model_tokens(void* model, const int64_t* token, int64_t count, float absent);
 DW_API int dw_model_embedding_norm(void* model, const float* weight, const float* bias); /* of embeddings, of the last norm's kind */
 DW_API void dw_model_free(void* model);
 DW_API int dw_forward(void* model, const dw_batch* batch);
-DW_API int dw_reads_beside(void); /* 1 from the version on that has `beside` */
 
 #ifdef __cplusplus
 }

@@ -40,6 +40,7 @@ struct Forward {
   const dw_walks* walks;  // of recurrent layers, or null
   float* latents;    // [rows][latent_wide] of keys and values
   int64_t latent_wide;
+  float* beside;     // [rows][width] of the model's entry, or null: the batch's
 
   const dw_shape& s() const { return model.shape; }
 
@@ -88,7 +89,7 @@ struct Forward {
       float* tmp = own(crew);
       const int64_t width = s().width, ahead = m.k - width;
       if (!part.joined) settle(i, last, tmp);
-      if (ahead) std::memcpy(tmp, batch.beside + i * width, 4 * width);
+      if (ahead) std::memcpy(tmp, (beside ? beside : batch.beside) + i * width, 4 * width);
       if (part.norm) norm(part, x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
       else std::memcpy(tmp + ahead, x + i * width, 4 * width);
       k.convert(m, tmp, operand, i, batch.rows);
@@ -270,7 +271,37 @@ struct Forward {
     multiply(crew, m, batch.rows, wide);
   }
 
+  // Rows, and what lies beside them, from what is given of another model.
+  void begin(Crew& crew) const {
+    const dw_entry& e = model.entry;
+    const Matrix& m = matrix(e.fc);
+    const int64_t width = s().width, columns = m.k;
+    auto is_state = [&](int64_t i) { return std::isnan(batch.given[(i + 1) * columns - 1]); };
+    bool states = true;
+    for (int64_t i = 0; i < batch.rows; i++) states = states && is_state(i);
+    each(crew, batch.rows, [&](int64_t i) {
+      float *tmp = own(crew), *by = beside + i * width;
+      const float* given = batch.given + i * columns;
+      if (batch.beside) std::memcpy(tmp, batch.beside + i * width, 4 * width);
+      else unpack(matrix(e.embeddings), batch.token[i], tmp);
+      k.norm(false, tmp, e.beside_norm, nullptr, width, e.eps, by);
+      if (states) return;
+      if (is_state(i)) std::fill(tmp, tmp + columns, 0.0f);
+      else if (!e.given_norm) std::memcpy(tmp, given, 4 * columns);
+      else
+        for (int64_t n = columns / e.groups, at = 0; at < columns; at += n) k.norm(false, given + at, e.given_norm + at, nullptr, n, e.eps, tmp + at);
+      k.convert(m, tmp, operand, i, batch.rows);
+    });
+    if (!states) multiply(crew, m, batch.rows, wide);
+    each(crew, batch.rows, [&](int64_t i) {
+      const float* from = is_state(i) ? batch.given + i * columns : branch + i * wide;
+      if (e.state_norm) k.norm(false, from, e.state_norm, nullptr, width, e.eps, x + i * width);
+      else std::memcpy(x + i * width, from, 4 * width);
+    });
+  }
+
   void embed(int64_t i) const {
+    if (batch.given) return;
     float* row = x + i * s().width;
     if (batch.hidden) {
       std::memcpy(row, batch.hidden + i * s().width, 4 * s().width);
@@ -348,7 +379,13 @@ struct Forward {
       float* row = branch + i * head_wide;
       for (int64_t d = 0; s().logit_scale != 1 && d < s().vocabulary; d++) row[d] *= s().logit_scale;
       if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
-      std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
+      if (model.tokens.empty()) {
+        std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
+        return;
+      }
+      float* to = batch.logits + i * model.vocabulary;
+      std::fill(to, to + model.vocabulary, model.absent);
+      for (int64_t d = 0; d < s().vocabulary; d++) to[model.tokens[d]] = row[d];
     });
   }
 };

@@ -34,6 +34,7 @@ static void run(const Forward& f, Crew& crew, char* mixture) {
     f.list(i);
   });
   if (f.inputs) f.give_inputs(crew);
+  if (batch.given) f.begin(crew);
   const dw_part* last = nullptr;
   for (int layer = batch.start; layer < batch.stop; layer++) {
     for (const dw_part& part : f.model.layers[layer]) {
@@ -68,6 +69,7 @@ void Model::check(const dw_batch& batch, const dw_walks* walks) const {
   }
   demand(within(batch.plane_type, PLANE_INT8 + 1), "keys and values have no such type");
   std::vector<int32_t> longest(batch.segments);
+  demand(!batch.given || entry.fc, "states are given to a model that reads none");
   for (int64_t i = 0; i < batch.rows; i++) {
     const int64_t segment = batch.segment[i], from = i ? batch.path_end[i - 1] : 0;
     demand(within(segment, batch.segments) && within(batch.slot[i], batch.capacity[segment]),
@@ -78,8 +80,9 @@ void Model::check(const dw_batch& batch, const dw_walks* walks) const {
     for (int64_t j = from; j < batch.path_end[i]; j++)
       demand(within(batch.path[j], batch.capacity[segment]), "a slot that is seen lies outside of its extent");
     demand(within(batch.position[i], batch.reach), "a position is not below the model's context");
-    demand((batch.hidden && !shape.input_table) || (shape.embeddings && within(batch.token[i], shape.vocabulary)),
-           "a token is not in the vocabulary");
+    const bool read = batch.given ? !batch.beside : !batch.hidden || shape.input_table;
+    const void* table = batch.given ? entry.embeddings : shape.embeddings;
+    demand(!read || (table && within(batch.token[i], batch.given ? matrix(table).n : shape.vocabulary)), "a token is not in the vocabulary");
   }
   for (int64_t n = 0; n < batch.segments; n++) {
     demand(batch.base[n] >= 0 && batch.base[n] + static_cast<int64_t>(batch.capacity[n]) <= batch.slots,
@@ -121,7 +124,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
         continue;
       }
       const int64_t in = matrix(part.up).k;
-      demand(in == shape.width || (in == 2 * shape.width && batch.beside), "a matrix reads what is not there");
+      demand(in == shape.width || (in == 2 * shape.width && (batch.beside || batch.given)), "a matrix reads what is not there");
       wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
       if (part.kind == DW_RECURRENT) {
         const Recurrence& recurrence = recurrences[part.rope];
@@ -140,6 +143,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
       group = std::max<int64_t>(group, part.heads / part.kv_heads);
       fewest = std::min<int64_t>(fewest, part.kv_heads);
     }
+  if (batch.given) wide = std::max(wide, product(entry.fc, rows));
   if (shape.input_table) wide = std::max(wide, product(shape.input_projection, rows));
   if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);
   const int threads = std::max(1, batch.threads);
@@ -154,7 +158,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
                   inner.room<float>(rows * got),
                   shape.input_table ? inputs.room<float>(rows * shape.inputs * shape.input_width) : nullptr, operand.room<char>(operands),
                   lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks,
-                  latents.room<float>(rows * latent), latent};
+                  latents.room<float>(rows * latent), latent, batch.given ? beside.room<float>(rows * shape.width) : nullptr};
   char* mixture = mixed ? pairs.room<char>(mixed) : nullptr;
   together(threads, [&](Crew& crew) { run(f, crew, mixture); });
 }

@@ -29,13 +29,17 @@ class Model {
   const dw_shape shape;
   std::vector<std::vector<dw_part>> layers;
   const float *embedding_norm = nullptr, *embedding_norm_bias = nullptr;  // null where there is none
+  dw_entry entry{};                      // its fc is null where there is none
+  std::vector<int64_t> tokens;           // of the head's outputs, in a vocabulary of `vocabulary`; empty: their numbers
+  int64_t vocabulary = 0;
+  float absent = 0;
   std::vector<Recurrence> recurrences;  // of recurrent parts, whose `rope` is the number here
 
  private:
   void check(const dw_batch& batch, const dw_walks* walks) const;
 
   std::mutex mutex;  // one forward at a time
-  Buffer x, branch, inner, inputs, operand, lists, scratch, pairs, latents;
+  Buffer x, branch, inner, inputs, operand, lists, scratch, pairs, latents, beside;
 };
 
 }  // namespace dw

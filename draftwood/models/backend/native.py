@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 FP8_FORMAT, FP8_INPUTS = 256, 128  # of StoredRows: a float32 scale before so many numbers of 8 bits (e4m3)
@@ -61,7 +61,7 @@ class ModelPart(Structure):
         *_fields(c_void_p, "sinks experts scalar"),
         ("gate_scale", c_float),
         ("input", c_int32),
-        *_fields(c_int32, "value_dim growth_length growth_start"),  # from here on of dw_model_part_sized
+        *_fields(c_int32, "value_dim growth_length growth_start"),
         *(("growth", c_float), ("group_top", c_int32), ("jitter", c_float), ("bias_stride", c_int64)),
         *_fields(c_void_p, "bias inner_norm numbers latent"),
     ]
@@ -71,6 +71,13 @@ class LatentShape(Structure):
     _fields_ = [
         *_fields(c_int32, "q_rank kv_rank"),
         *(("eps", c_float), *_fields(c_void_p, "q_up kv_up q_norm kv_norm")),
+    ]
+
+
+class ModelEntry(Structure):
+    _fields_ = [
+        *_fields(c_void_p, "fc embeddings beside_norm state_norm given_norm"),
+        *(("groups", c_int32), ("eps", c_float)),
     ]
 
 
@@ -128,14 +135,12 @@ def library() -> ctypes.CDLL | str:
     lib.dw_model.argtypes = [POINTER(ModelShape), c_int]
     lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(ModelPart)]
     lib.dw_forward.argtypes = [c_void_p, c_void_p]
-    if hasattr(lib, "dw_matrix_order"):
-        lib.dw_matrix_order.argtypes = [c_void_p, c_void_p]
-    if hasattr(lib, "dw_forward_walks"):
-        lib.dw_model_recurrence.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_void_p]
-        lib.dw_forward_walks.argtypes = [c_void_p, c_void_p, c_void_p]
-    if hasattr(lib, "dw_model_part_sized"):
-        lib.dw_model_part_sized.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_size_t]
-        lib.dw_model_embedding_norm.argtypes = [c_void_p, c_void_p, c_void_p]
+    lib.dw_matrix_order.argtypes = [c_void_p, c_void_p]
+    lib.dw_model_recurrence.argtypes = [c_void_p, c_int, POINTER(ModelPart), c_void_p]
+    lib.dw_forward_walks.argtypes = [c_void_p, c_void_p, c_void_p]
+    lib.dw_model_embedding_norm.argtypes = [c_void_p, c_void_p, c_void_p]
+    lib.dw_model_entry.argtypes = [c_void_p, POINTER(ModelEntry)]
+    lib.dw_model_tokens.argtypes = [c_void_p, c_void_p, c_int64, c_float]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():
@@ -148,21 +153,6 @@ def unavailable() -> str | None:
     """A sentence that says why the library cannot be used; None where it can."""
     loaded = library()
     return loaded if isinstance(loaded, str) else None
-
-
-def reads_beside() -> bool:
-    """True if the library is there and can compute EAGLE heads, which read embeddings beside the rows."""
-    return unavailable() is None and hasattr(loaded_library(), "dw_reads_beside")
-
-
-def knows_fp8_and_orders() -> bool:
-    """True if the library computes FP8 weights, and matrices whose inputs are in another order than rows have them."""
-    return hasattr(loaded_library(), "dw_matrix_order")
-
-
-def knows_all_knobs() -> bool:
-    """True if the library computes all knobs of a part; older ones lack those behind `gate_scale` in `ModelPart`."""
-    return hasattr(loaded_library(), "dw_model_part_sized")
 
 
 def kernels() -> tuple[str, list[str]]:

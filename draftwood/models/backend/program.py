@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_void_p, sizeof
+from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -23,12 +23,12 @@ from draftwood.models.backend.native import (
     QK_NORMS,
     LatentShape,
     MixtureShape,
+    ModelEntry,
     ModelPart,
     ModelShape,
     NativeEmbedding,
     NativeMatrix,
     check,
-    knows_all_knobs,
     loaded_library,
 )
 from draftwood.models.backend.recurrent import NativeWalks, native_recurrence
@@ -49,8 +49,8 @@ from draftwood.models.rotary import Rotary
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads, plane_type; beside
-_CALL = Struct("@4i15P4i3Pi2P2iP")
+# logits, output; states_count; states_after, states; threads, plane_type; beside, given
+_CALL = Struct("@4i15P4i3Pi2P2i2P")
 
 
 class Program:
@@ -91,14 +91,43 @@ class Program:
                 self._append(lib, layer, part, native)
         self._tables = RotaryTables((), 0, array("Q"), array("Q"))
         self._forward = lib.dw_forward
+        self._vocabulary = c.vocab_size
+        self._given = 0  # columns of what rows begin with; 0: they begin with tokens or hidden states
+        self.embeds_beside = (
+            False  # whether what lies beside rows are embeddings of their tokens, from a table of its own
+        )
+
+    def begin_with(
+        self,
+        fc: nn.Module,
+        table: nn.Module,
+        beside_norm: Tensor,
+        state_norm: Tensor | None = None,
+        given_norm: Tensor | None = None,
+        groups: int = 1,
+    ) -> None:
+        """Rows begin with what is given of another model, of which `fc` makes one, or, where that ends in NaN, with it.
+
+        Beside a row lies the normalised embedding of its token, from `table` if that is native, else from what is
+        given. `state_norm` normalises rows, `given_norm` what is given, each of so many `groups` by itself.
+        """
+        c, made = self.config, ModelEntry()
+        self.embeds_beside, self._given = isinstance(table, NativeEmbedding), fc.in_features
+        made.fc, made.embeddings = self._matrix(fc), self._table(table) if self.embeds_beside else None
+        made.beside_norm, made.state_norm = self._norm(beside_norm), self._norm(state_norm)
+        made.given_norm, made.groups, made.eps = self._vector(given_norm), groups, c.rms_norm_eps
+        check(loaded_library().dw_model_entry(self.handle, byref(made)) != 0)
+
+    def name_tokens(self, tokens: Tensor, vocabulary: int, absent: float) -> None:
+        """The head's outputs are `tokens` of a larger vocabulary; others get the logit `absent`."""
+        tokens = tokens.to(torch.int64).contiguous()
+        check(loaded_library().dw_model_tokens(self.handle, tokens.data_ptr(), vocabulary, absent) != 0)
+        self._vocabulary = vocabulary
 
     def _append(self, lib: Any, layer: int, part: Part, native: ModelPart) -> None:
         """Append a part to a layer of the library's model."""
         if not isinstance(part, Recurrence):
-            if knows_all_knobs():
-                check(lib.dw_model_part_sized(self.handle, layer, byref(native), sizeof(native)) != 0)
-            else:
-                check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
+            check(lib.dw_model_part(self.handle, layer, byref(native)) != 0)
             return
         steps = native_recurrence(part, *self._before, self._vector)
         self._before = self._before[0] + part.inputs, self._before[1] + part.state
@@ -244,7 +273,8 @@ class Program:
     def forward(self, batch: Batch, cache: Cache, beside: Tensor | None = None) -> Tensor:
         """The same as `Decoder.forward`, with hidden states in float32. Raises ModelError for a batch beyond the cache.
 
-        `beside` [N, D] is put before the rows as input of the first product; trained heads read embeddings there.
+        `beside` [N, D] is put before the rows as input of the first product; trained heads read embeddings there. If
+        rows begin with what is given, `batch.hidden` holds that [N, W].
         """
         config, count, segments, states = self.config, len(batch), batch.segments, batch.states
         stop = self.n_layers if batch.stop is None else batch.stop
@@ -271,8 +301,9 @@ class Program:
             lengths.append(length)
         if not count == len(slots) == len(seen) == len(ends):
             raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
-        if batch.hidden is not None and batch.hidden.shape != (count, config.hidden_size):
-            wanted = [count, config.hidden_size]
+        width = self._given or config.hidden_size
+        if batch.hidden is not None and batch.hidden.shape != (count, width):
+            wanted = [count, width]
             raise ModelError(f"hidden states of a batch must be {wanted}, not {list(batch.hidden.shape)}")
         table = array("i", [*slots, *seen, *ends, *owner, *bases, *capacities, *lengths, *path])
         trunk, numbers = array("Q", trunks), _start(batch.numbers)
@@ -285,7 +316,7 @@ class Program:
             place, first, wanted_count = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
         to_end = stop == self.n_layers
         if to_end:
-            out = torch.empty(wanted_count, config.vocab_size if batch.head else 0)
+            out = torch.empty(wanted_count, self._vocabulary if batch.head else 0)
         else:
             out = torch.empty(count, config.hidden_size)
         for layer in states:
@@ -294,15 +325,16 @@ class Program:
         at, row, some = _start(table), 4 * count, 4 * len(segments)
         plane_type = PLANE_TYPES[cache.layout[0][2]] if cache.layout else 0
         base = at + 4 * row
+        states_at = 0 if hidden is None else hidden.data_ptr()
         call = _CALL.pack(
             *(count, len(segments), cache.slots, min(self.context, rotary.reach)),
             *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
-            *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
+            *(base + 3 * some, 0 if self._given else states_at, base, base + some, base + 2 * some),
             *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, wanted_count, first, place),
             *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads(), plane_type),
-            0 if beside is None else beside.data_ptr(),
+            *(0 if beside is None else beside.data_ptr(), states_at if self._given else 0),
         )
         if isinstance(cache.states, RecurrentStates):
             with cache.states.planned(batch) as plan:

@@ -9,7 +9,6 @@ from struct import Struct
 
 from torch import Tensor
 
-from draftwood.models.backend.native import loaded_library, unavailable
 from draftwood.models.layers.recurrent import Recurrence
 from draftwood.models.recurrent_config import CONV, DELTA, SSM
 from draftwood.models.recurrent_states import RecurrentStates, StatePlan
@@ -34,11 +33,6 @@ class NativeRecurrence(Structure):
         *((name, c_void_p) for name in ("conv", "conv_bias", "decay", "step_bias", "norm", "skip", "scale")),
         ("tiled", c_int32),
     ]
-
-
-def available() -> bool:
-    """True if the library is there and computes recurrent layers."""
-    return unavailable() is None and hasattr(loaded_library(), "dw_forward_walks")
 
 
 def native_recurrence(

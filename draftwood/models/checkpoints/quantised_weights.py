@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, StoredRows, knows_fp8_and_orders
+from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, StoredRows
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
 from draftwood.models.quantise import GROUP_SIZE, Grouped
 from draftwood.util.safe_parsing import short_repr
@@ -182,7 +182,7 @@ class QuantisedSafetensors(Safetensors):
             order, group = group.argsort(stable=True), _even_size(group, scale.shape[1])
             codes = codes[:, order]
         narrow = scale.dtype in (torch.float16, torch.bfloat16) and bool(scale.isfinite().all())
-        if not group or group % GROUP_SIZE or not narrow or (order is not None and not knows_fp8_and_orders()):
+        if not group or group % GROUP_SIZE or not narrow:
             return None
         count = -(-codes.shape[1] // GROUP_SIZE)
         scale, zero = (part.repeat_interleave(group // GROUP_SIZE, 1)[:, :count].contiguous() for part in (scale, zero))
@@ -271,7 +271,7 @@ class QuantisedSafetensors(Safetensors):
         rows, inputs = weight.shape
         codes = weight.view(torch.uint8)
         known = weight.dtype == torch.float8_e4m3fn and not bool((codes & 0x7F == FP8_NOT_A_NUMBER).any())
-        if not known or (size % FP8_INPUTS and size != inputs) or not knows_fp8_and_orders():
+        if not known or (size % FP8_INPUTS and size != inputs):
             return None
         count = -(-inputs // FP8_INPUTS)
         scale = scale.repeat_interleave(-(-size // FP8_INPUTS), 1)[:, :count, None].contiguous()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from draftwood.models.backend.matrix import held_alike, pack
-from draftwood.models.backend.native import reads_beside
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
@@ -73,8 +72,7 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
     made.decoder.kv_dtype = target.kv_dtype
     made.requires_grad_(False).eval()
     if packed:
-        pattern = target.head if reads_beside() else made.decoder.head  # a plain one: by PyTorch
-        pack(made, held_alike(pattern, dtype, place, target.draft_quantize))
+        pack(made, held_alike(target.head, dtype, place, target.draft_quantize))
     return made
 
 

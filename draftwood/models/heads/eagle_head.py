@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import fused
-from draftwood.models.base import CausalModel
+from draftwood.models.backend.program import Program
+from draftwood.models.base import Batch, CausalModel
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
@@ -126,14 +127,24 @@ class EagleHead(TokenHead):
         made.words = words
         return made.to(target.device)
 
+    @property
+    def program(self) -> Program:
+        if self._program is None:
+            made, mixer = super().program, self.first.mixer
+            made.begin_with(
+                *(self.fc, self._outer[0] if self.embed is None else self.embed, mixer.input_norm),
+                *(mixer.norm if mixer.norm_first else None, self.fused_norm),
+                len(self.reads) if self.norms.each else 1,
+            )
+        return super().program
+
+    def entry(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        native = self.decoder.native and self.program.embeds_beside and batch.hidden is not None
+        return (batch.hidden, None) if native else super().entry(batch)
+
     def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As the layers read them; native ones want what lies beside normalised, and with `norm_first` the state."""
-        x, mixer = self.state(given), self.first.mixer
-        if not self.decoder.native:
-            return x, embedded
-        if mixer.norm_first:
-            x = mixer.normalise(x, mixer.norm.float(), None, mixer.eps)
-        return x, mixer.normalise(embedded, mixer.input_norm.float(), None, mixer.eps).contiguous()
+        """As the layers read them; native ones begin with what is given, beside embeddings as they are."""
+        return (given if self.decoder.native else self.state(given)), embedded
 
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, side by side [..., W], into one [..., D]."""

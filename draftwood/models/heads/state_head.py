@@ -85,10 +85,7 @@ class StateHead(DecoderWrapper, nn.Module):
         """
         decoder, part = self.decoder, batch.stop is not None
         if decoder.native:
-            if self._program is None:
-                self._program = Program(decoder, empty=1)
-            out = self._program.forward(replace(batch, hidden=x), cache, beside)
-            return out if part else self.spread(out)
+            return self.program.forward(replace(batch, hidden=x), cache, beside)
         metadata = decoder.attention_metadata(batch, cache)
         for meta in metadata:
             meta.beside = None if beside is None else beside[None]
@@ -103,6 +100,15 @@ class StateHead(DecoderWrapper, nn.Module):
         if self.n_layers in batch.states:
             batch.kept[self.n_layers] = decoder.normed(own)
         return self.spread(decoder.logits(own)) if batch.head else own.new_empty(len(own), 0)
+
+    @property
+    def program(self) -> Program:
+        """The native forward pass, whose logits are those of all of the target's tokens."""
+        if self._program is None:
+            self._program = Program(self.decoder, empty=1)
+            if self.words is not None:
+                self._program.name_tokens(self.words, self.vocabulary, ABSENT_LOGIT)
+        return self._program
 
     @property
     def first(self) -> Any:
@@ -136,7 +142,7 @@ class TokenHead(StateHead):
 
     @abstractmethod
     def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows [N, D] of the layers, and what their first mixer reads beside, from embeddings and `Batch.hidden`."""
+        """Rows of the layers, and what their first mixer reads beside, from embeddings and `Batch.hidden`."""
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """Logits [n, V] of the wanted rows; see `through`."""
@@ -145,4 +151,9 @@ class TokenHead(StateHead):
                 "a head reads hidden states of its target; it cannot run alone as a draft model: use method eagle or "
                 "mtp, or drafter=eagle or drafter=mtp with beams and mcsd"
             )
-        return self.through(batch, cache, *self.inputs(self.embedded(batch.tokens), batch.hidden))
+        return self.through(batch, cache, *self.entry(batch))
+
+    def entry(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The `inputs` of a batch."""
+        assert batch.hidden is not None
+        return self.inputs(self.embedded(batch.tokens), batch.hidden)

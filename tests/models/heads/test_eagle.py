@@ -16,7 +16,7 @@ from draftwood import ConfigurationError, Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import HeadSession, HeadSource
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.backend.native import reads_beside
+from draftwood.models.backend.native import unavailable
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
@@ -63,8 +63,8 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
     raw, target, plain = config(**options), decoder(3, dtype), decoder(3, dtype)
     tensors = write(tmp_path, raw, **more)
     if held == "native":
-        if not reads_beside():
-            pytest.skip("draftwood-native is not installed, or has no kernels for heads")
+        if reason := unavailable():
+            pytest.skip(reason)
         pack(target, holder(dtype, target.device, None, "native"))
     head = eagle.load(tmp_path, target)
     assert head.decoder.native == (held == "native")

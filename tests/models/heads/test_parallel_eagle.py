@@ -18,7 +18,7 @@ from draftwood import Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import BlockSession, BlockSource
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.backend.native import reads_beside
+from draftwood.models.backend.native import unavailable
 from draftwood.models.heads import eagle, foreign_heads
 from draftwood.runtime.session import Session
 
@@ -41,8 +41,8 @@ def test_a_published_head_says_what_its_format_says(more: dict[str, Any], held: 
     raw, target, plain = config(**PARALLEL, **more), decoder(3, dtype), decoder(3, dtype)
     tensors = write(tmp_path, raw, embeds=not more)
     if held == "native":
-        if not reads_beside():
-            pytest.skip("draftwood-native is not installed, or has no kernels for heads")
+        if reason := unavailable():
+            pytest.skip(reason)
         pack(target, holder(dtype, target.device, None, "native"))
     assert foreign_heads.kind_of(tmp_path) == "eagle"
     head = eagle.load(tmp_path, target)
