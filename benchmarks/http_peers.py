@@ -1,15 +1,19 @@
 """`python -m benchmarks.http_peers OUT NAME=URL ...`: servers side by side, with the same model, prompts and clients.
 
 Every server is asked in turn, repeat by repeat, by 1, 4 and 16 clients that stream greedy texts. Whoever measures
-starts them with the same threads and leaves the machine alone. Tokens are those that each server counts.
+starts them with the same threads and leaves the machine alone. Some keep a core busy while nobody asks them: of servers
+whose process group is named, all but the one that is asked are stopped. Tokens are those that each server counts.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Sequence
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -99,7 +103,22 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measured(servers: dict[str, str], repeats: int, requests: int, tokens: int) -> list[dict[str, Any]]:
+@contextmanager
+def alone(name: str, groups: Mapping[str, int]) -> Iterator[None]:
+    """In this block all process groups but that of a name are stopped."""
+    others = [group for other, group in groups.items() if other != name]
+    try:
+        for group in others:
+            os.killpg(group, signal.SIGSTOP)
+        yield
+    finally:
+        for group in others:
+            os.killpg(group, signal.SIGCONT)
+
+
+def measured(
+    servers: Mapping[str, str], groups: Mapping[str, int], repeats: int, requests: int, tokens: int
+) -> list[dict[str, Any]]:
     """A row for each load and server: medians over repeats with their intervals."""
     for url in servers.values():
         sample(url, 1, 2, tokens)  # warm
@@ -108,7 +127,8 @@ def measured(servers: dict[str, str], repeats: int, requests: int, tokens: int) 
         samples: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
         for repeat in range(repeats):
             for name in rotated(list(servers), repeat):
-                samples[name].append(sample(servers[name], clients, max(requests, clients), tokens))
+                with alone(name, groups):
+                    samples[name].append(sample(servers[name], clients, max(requests, clients), tokens))
         for name, found in samples.items():
             rows.append(
                 {"clients": clients, "server": name} | {key: median([one[key] for one in found]) for key in found[0]}
@@ -122,15 +142,21 @@ def main(
     repeats: int = 5,
     requests: Annotated[int, typer.Option(help="Requests of a sample, at least.")] = 16,
     tokens: int = 64,
+    group: Annotated[
+        list[str] | None, typer.Option(help="NAME=PID: the process group of a server, to be stopped while others are.")
+    ] = None,
 ) -> None:
     """Measure servers that run already."""
     named = dict(one.split("=", 1) for one in servers if "=" in one)
     if len(named) != len(servers):
         raise ConfigurationError("name each server once, such as ours=http://localhost:8000")
+    groups = {name: int(pid) for name, _, pid in (one.partition("=") for one in group or ()) if pid.isdigit()}
+    if len(groups) != len(group or ()) or groups.keys() - named:
+        raise ConfigurationError("name the process group of a server once, such as --group ours=1234")
     check_writable(out, "OUT")
     environment = provenance.session(torch.device("cpu"))
-    settings = {"repeats": repeats, "requests": requests, "tokens": tokens, "loads": LOADS}
-    rows = measured(named, repeats, requests, tokens)
+    settings = {"repeats": repeats, "requests": requests, "tokens": tokens, "loads": LOADS, "stopped": sorted(groups)}
+    rows = measured(named, groups, repeats, requests, tokens)
     document = {"environment": environment, "settings": settings, "tables": {"peers": rows}}
     write_text(out, json.dumps(document, indent=1) + "\n", "OUT")
     for row in rows:
