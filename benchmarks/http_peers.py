@@ -128,7 +128,7 @@ def measured(
         for repeat in range(repeats):
             for name in rotated(list(servers), repeat):
                 with alone(name, groups):
-                    samples[name].append(sample(servers[name], clients, max(requests, clients), tokens))
+                    samples[name].append(sample(servers[name], clients, max(requests, 3 * clients), tokens))
         for name, found in samples.items():
             rows.append(
                 {"clients": clients, "server": name} | {key: median([one[key] for one in found]) for key in found[0]}
@@ -140,7 +140,7 @@ def main(
     out: Annotated[Path, typer.Argument(help="The result file.")],
     servers: Annotated[list[str], typer.Argument(help="NAME=URL of each server.")],
     repeats: int = 5,
-    requests: Annotated[int, typer.Option(help="Requests of a sample, at least.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests of a sample; at least three of each client.")] = 16,
     tokens: int = 64,
     group: Annotated[
         list[str] | None, typer.Option(help="NAME=PID: the process group of a server, to be stopped while others are.")

@@ -101,7 +101,8 @@ def run(app: FastAPI, settings: ServeSettings, listening: socket.socket | None =
         )
     address = f"[{host}]" if ":" in host else host
     print(f"draftwood serves {service.name} on http://{address}:{port} (Ctrl-C ends it)", file=sys.stderr, flush=True)
-    ended_by = asyncio.run(_serve(server, service, listening))
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop's where it is installed
+        ended_by = runner.run(_serve(server, service, listening))
     if service.broken:
         raise DraftwoodError(f"the engine is broken: {service.broken}")
     if ended_by == signal.SIGINT:

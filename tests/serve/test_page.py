@@ -137,9 +137,9 @@ def test_the_load_is_shown(page: Any) -> None:
 
 
 def test_errors_are_sentences_and_stop_cancels(page: Any, site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*all: Any) -> None:
+    def slow(*all: Any) -> Any:
         time.sleep(0.02)  # so that no text is complete before the page has shown its beginning
-        run_layers(*all)
+        return run_layers(*all)
 
     monkeypatch.setattr(scheduler, "run_layers", slow)
     page.expected = ["400"]
