@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -100,7 +101,7 @@ class DecoderConfig:
         """The knobs of one layer."""
         return replace(self, layers=(), **dict(self.layers[number])) if self.layers else self
 
-    @property
+    @cached_property
     def has_rare_knobs(self) -> bool:
         """True if a layer has knobs that older native libraries do not know."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
@@ -108,13 +109,13 @@ class DecoderConfig:
         feeds = any(c.hidden_act == "xielu" or (c.experts and c.experts.is_rare) for c in each)
         return mixers or feeds or self.embedding_norm
 
-    @property
+    @cached_property
     def has_latent_experts(self) -> bool:
         """True if experts read and make less than rows, which no native library knows."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
         return any(c.experts is not None and c.experts.latent_size for c in each)
 
-    @property
+    @cached_property
     def has_new_knobs(self) -> bool:
         """True if a layer has knobs that no native library knows without FP8 and orders."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]
