@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -100,7 +101,7 @@ class DecoderConfig:
         """The knobs of one layer."""
         return replace(self, layers=(), **dict(self.layers[number])) if self.layers else self
 
-    @property
+    @cached_property
     def has_latent_experts(self) -> bool:
         """True if experts read and make less than rows, which no native library knows."""
         each = [self.layer(number) for number in range(self.num_hidden_layers)] if self.layers else [self]

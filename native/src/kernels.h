@@ -151,10 +151,10 @@ struct Kernels {
   // out[c] = sum_j weight[j * stride + c] * input[j][c] + bias[c] (or null) of `kernel` inputs [n], then maybe silu.
   void (*convolve)(const float* const* input, int kernel, const float* weight, int64_t stride, const float* bias, int64_t n, bool silu,
                    float* out);
-  // A step of a recurrent head: memory [keys][values] = decay * memory + key value^T; out = query memory. With beta the
-  // value is first replaced by beta * (value - what decay * memory answers to the key).
-  void (*recur)(float* memory, int64_t keys, int64_t values, const float* key, const float* query, const float* value, float decay,
-                const float* beta, float* out);
+  // A step of a recurrent head: memory [keys][values] = decay * before + key value^T; out = query memory; `before` may be
+  // `memory`. With beta the value is first replaced by beta * (value - what decay * before answers to the key).
+  void (*recur)(const float* before, float* memory, int64_t keys, int64_t values, const float* key, const float* query,
+                const float* value, float decay, const float* beta, float* out);
   // x[i] *= sigmoid(gate[i])
   void (*damp)(float* x, const float* gate, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)

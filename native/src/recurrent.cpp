@@ -41,12 +41,35 @@ int runs(const Recurrence& me, int64_t item, Run* run) {
 }
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+// One token into the matrix of a head: `taken` is its query, key and value, `gates` what the head's gates are made of; both
+// `taken` and `spare` [value_dim] are written over. `answer`: what the head says, or null where nobody asks.
+void fold(const Kernels& k, const dw_recurrence& r, int64_t head, const float* gates, const float* before, float* matrix, float* taken,
+          float* spare, float* answer) {
+  float *query = taken, *key = query + r.key_dim, *value = key + r.key_dim, decay, beta = 0;
+  if (r.kind == DW_DELTA) {
+    decay = std::exp(r.decay[head] * softplus(gates[r.value_heads + head] + r.step_bias[head]));
+    beta = 1 / (1 + std::exp(-gates[head]));
+    const float length = 1 / std::sqrt(static_cast<float>(r.key_dim));
+    for (float* part : {query, key}) k.norm(false, part, nullptr, nullptr, r.key_dim, 1e-6f / r.key_dim, part);
+    for (int64_t d = 0; d < r.key_dim; d++) query[d] *= length * length, key[d] *= length;
+  } else {
+    const float step = std::min(std::max(softplus(gates[head] + r.step_bias[head]), r.step_least), r.step_most);
+    decay = std::exp(r.decay[head] * step);
+    if (answer)
+      for (int64_t d = 0; d < r.value_dim; d++) spare[d] = r.skip[head] * value[d];
+    for (int64_t d = 0; d < r.value_dim; d++) value[d] *= step;
+  }
+  k.recur(before, matrix, r.key_dim, r.value_dim, key, query, value, decay, r.kind == DW_DELTA ? &beta : nullptr, answer ? answer : value);
+  if (answer && r.kind != DW_DELTA)
+    for (int64_t d = 0; d < r.value_dim; d++) answer[d] += spare[d];
+}
 }  // namespace
 
 int64_t Recurrence::scratch(const dw_walks& walks) const {
   const int64_t own = convolution() ? CHANNELS : 2 * r.key_dim + r.value_dim;
-  const int64_t state = (r.kernel - 1) * own + static_cast<int64_t>(r.key_dim) * r.value_dim;
-  return up(state, 16) * (2 + walks.branches) + up(own, 16) * 2;
+  const int64_t state = up((r.kernel - 1) * own, 16) + up(static_cast<int64_t>(r.key_dim) * r.value_dim, 16);
+  return state * (1 + walks.branches) + up(own, 16) * 2;
 }
 
 void Recurrence::save(const dw_walks& walks, int64_t number, const float* made, int64_t stride) const {
@@ -63,37 +86,46 @@ void Recurrence::walk(const Kernels& k, const dw_walks& walks, int64_t walk, int
   const int count = runs(*this, item, run);
   int64_t own = 0;
   for (int i = 0; i < count; i++) own += run[i].count;
-  const int64_t window = (r.kernel - 1) * own, matrix = static_cast<int64_t>(r.key_dim) * r.value_dim, size = up(window + matrix, 16);
-  float *now = tmp, *taken = now + size, *token = taken + up(own, 16), *stack = token + up(own, 16);
+  const int64_t window = (r.kernel - 1) * own, matrix = static_cast<int64_t>(r.key_dim) * r.value_dim;
   const int64_t whole = (r.kernel - 1) * static_cast<int64_t>(r.channels);  // of a kept state: its window
-  int depth = 0;
-  std::vector<int32_t> above;  // steps whose states lie in the stack
-  // between a state in memory, of all channels and heads, and this part of it
-  auto load = [&](const float* state) {
-    if (!state) {
-      std::memset(now, 0, 4 * (window + matrix));
-      return;
+  float *token = tmp, *taken = token + up(own, 16), *states = taken + up(own, 16);
+  // The state behind a step. Its matrix is read and written where it lies, in a kept state too.
+  struct State {
+    float* window;
+    float* matrix;
+  };
+  auto room = [&](int64_t n) {
+    float* at = states + n * (up(window, 16) + up(matrix, 16));
+    return State{at, at + up(window, 16)};
+  };
+  // f(part of a kept state's window, the same in a window here, floats, which run it is of)
+  auto windows = [&](float* state, float* own_window, auto f) {
+    for (int64_t j = 0; j < r.kernel - 1; j++)
+      for (int i = 0; i < count; own_window += run[i].count, i++) f(state + j * r.channels + run[i].first, own_window, 4 * run[i].count, i);
+  };
+  auto begin = [&](const float* start) {
+    State state = room(0);
+    if (!start) {
+      std::memset(state.window, 0, 4 * window);
+      std::memset(state.matrix, 0, 4 * matrix);
+      return state;
     }
-    state += r.state_at;
-    for (int64_t j = 0, at = 0; j < r.kernel - 1; j++)
-      for (int i = 0; i < count; at += run[i].count, i++) std::memcpy(now + at, state + j * r.channels + run[i].first, 4 * run[i].count);
-    std::memcpy(now + window, state + whole + item * matrix, 4 * matrix);
+    float* from = const_cast<float*>(start) + r.state_at;  // only read: a step's matrix is written where it is kept, or here
+    windows(from, state.window, [](float* kept, float* here, size_t bytes, int) { std::memcpy(here, kept, bytes); });
+    state.matrix = from + whole + item * matrix;
+    return state;
   };
-  auto keep = [&](float* state) {
-    state += r.state_at;
-    // heads that share a key: one writes it
-    const bool first = convolution() || (r.tiled ? item < r.key_heads : item % (r.value_heads / r.key_heads) == 0);
-    for (int64_t j = 0, at = 0; j < r.kernel - 1; j++)
-      for (int i = 0; i < count; at += run[i].count, i++)
-        if (first || i == 2) std::memcpy(state + j * r.channels + run[i].first, now + at, 4 * run[i].count);
-    std::memcpy(state + whole + item * matrix, now + window, 4 * matrix);
-  };
+  // of heads that share a key one keeps its window
+  const bool first = convolution() || (r.tiled ? item < r.key_heads : item % (r.value_heads / r.key_heads) == 0);
+  std::vector<int32_t> above;  // steps that others than the next go on from; their states lie in room(1), room(2), ...
+  std::vector<State> waiting;
+  State now = room(0);
   for (int64_t s = walk ? walks.end[walk - 1] : 0; s < walks.end[walk]; s++) {
     const int32_t parent = walks.parent[s], source = walks.source[s];
-    if (parent < 0) load(walks.starts[-1 - parent]);
+    if (parent < 0) now = begin(walks.starts[-1 - parent]);
     else if (parent != s - 1) {
-      while (above[depth - 1] != parent) above.pop_back(), depth--;
-      std::memcpy(now, stack + (depth - 1) * size, 4 * (window + matrix));
+      while (above.back() != parent) above.pop_back(), waiting.pop_back();
+      now = waiting.back();
     }
     // the token's inputs of these channels, behind those in the window
     const float* row = source < 0 ? walks.pool + (-1 - static_cast<int64_t>(source)) * walks.pool_stride + r.input_at
@@ -104,42 +136,25 @@ void Recurrence::walk(const Kernels& k, const dw_walks& walks, int64_t walk, int
     float* answer = source < 0 ? nullptr : out + source * outputs() + (convolution() ? run[0].first : item * r.value_dim);
     const float* seen[MOST];
     for (int64_t i = 0, at = 0; i < count; at += run[i].count, i++) {
-      for (int64_t j = 0; j < r.kernel; j++) seen[j] = j + 1 < r.kernel ? now + j * own + at : token + at;
+      for (int64_t j = 0; j < r.kernel; j++) seen[j] = j + 1 < r.kernel ? now.window + j * own + at : token + at;
       float* to = convolution() && answer ? answer : taken + at;
       k.convolve(seen, r.kernel, conv.data() + run[i].first, r.channels, r.conv_bias ? r.conv_bias + run[i].first : nullptr, run[i].count,
                  !convolution(), to);
     }
+    State next = room(walks.branch[s] ? 1 + waiting.size() : 0);
+    float* kept = walks.keep[s] < 0 ? nullptr : walks.kept[walks.keep[s]] + r.state_at;
+    if (kept) next.matrix = kept + whole + item * matrix;
     if (window) {
-      std::memmove(now, now + own, 4 * (window - own));
-      std::memcpy(now + window - own, token, 4 * own);
+      std::memmove(next.window, now.window + own, 4 * (window - own));
+      std::memcpy(next.window + window - own, token, 4 * own);
     }
-    if (!convolution()) {
-      float *query = taken, *key = query + r.key_dim, *value = key + r.key_dim;
-      const float* gates = row + r.channels;
-      float decay, beta = 0;
-      if (r.kind == DW_DELTA) {
-        decay = std::exp(r.decay[item] * softplus(gates[r.value_heads + item] + r.step_bias[item]));
-        beta = 1 / (1 + std::exp(-gates[item]));
-        const float length = 1 / std::sqrt(static_cast<float>(r.key_dim));
-        for (float* part : {query, key}) k.norm(false, part, nullptr, nullptr, r.key_dim, 1e-6f / r.key_dim, part);
-        for (int64_t d = 0; d < r.key_dim; d++) query[d] *= length * length, key[d] *= length;
-      } else {
-        const float step = std::min(std::max(softplus(gates[item] + r.step_bias[item]), r.step_least), r.step_most);
-        decay = std::exp(r.decay[item] * step);
-        if (answer)
-          for (int64_t d = 0; d < r.value_dim; d++) token[d] = r.skip[item] * value[d];
-        for (int64_t d = 0; d < r.value_dim; d++) value[d] *= step;
-      }
-      float* got = answer ? answer : value;  // of a token that is folded again nobody reads it
-      k.recur(now + window, r.key_dim, r.value_dim, key, query, value, decay, r.kind == DW_DELTA ? &beta : nullptr, got);
-      if (answer && r.kind != DW_DELTA)
-        for (int64_t d = 0; d < r.value_dim; d++) answer[d] += token[d];
-    }
-    if (walks.keep[s] >= 0) keep(walks.kept[walks.keep[s]]);
-    if (walks.branch[s]) {
-      std::memcpy(stack + depth++ * size, now, 4 * (window + matrix));
-      above.push_back(static_cast<int32_t>(s));
-    }
+    if (!convolution()) fold(k, r, item, row + r.channels, now.matrix, next.matrix, taken, token, answer);
+    now = next;
+    if (kept)
+      windows(kept, now.window, [&](float* to, float* here, size_t bytes, int i) {
+        if (first || i == 2) std::memcpy(to, here, bytes);
+      });
+    if (walks.branch[s]) above.push_back(static_cast<int32_t>(s)), waiting.push_back(now);
   }
 }
 

@@ -15,10 +15,10 @@ namespace dw::DW_SET {
 #include "vector.h"
 #include "elements.h"
 #include "attention.h"
-#include "recurrent.h"
 #include "kinds.h"
 #include "operands.h"
 #include "products.h"
+#include "recurrent.h"
 
 extern const Kernels table;
 const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, convolve, recur, damp, cap, keep, attend};

@@ -114,10 +114,9 @@ struct Bfloat16 : Float32 {  // an operand is a float with the digits of a bfloa
 // Whole numbers, four inputs at a time: lane n of a sum gains x0 w[n][0] + .. + x3 w[n][3], exactly, so that every set has
 // the same. Codes are bytes without sign; those of 8 bits (WIDE) lose 128 where products want signs.
 
-struct Given {  // of a group of a row's whole numbers: x = factor * number; sums of the two halves of the numbers
-  float factor;
-  int32_t half[2];
-  float total() const { return factor * (half[0] + half[1]); }
+struct Given {  // of a group of a row's whole numbers: x = factor * number
+  float factor, total;   // factor * sum
+  int32_t sum, half[2];  // of the numbers, and of each half of them
 };
 
 #if defined(__SSE2__)
@@ -222,7 +221,7 @@ template <Type T> struct Numbers {
     return dot<WIDE>(sum, w, x);
   }
   // What a sum begins with, and what it is in the end, where `sum` is that of a row's numbers.
-  DW_INLINE Ints start(int32_t sum) { return SHORT || !ZERO ? Ints{} : -ZERO * sum - Ints{}; }
+  DW_INLINE Ints start(int32_t sum) { return SHORT || !ZERO ? Ints{} : (Ints{} - sum) * ZERO; }
   DW_INLINE Ints finish(Ints total, [[maybe_unused]] int32_t sum) {
 #if DW_WIDTH > 4 && defined(__AVX2__) && !defined(DW_VNNI)
     if constexpr (SHORT) return (Ints)DW_VECTOR(madd_epi16)((Vector)total, DW_VECTOR(set1_epi16)(1)) - ZERO * sum;

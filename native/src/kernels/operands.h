@@ -1,13 +1,18 @@
 // Rows as the products read them. Included inside a set's namespace.
 // An operand holds what the sections of a matrix need: rows [rows][kp] of floats; the same of bfloat16's digits, or of pairs;
-// of whole numbers: what is Given of each group of each row, then the rows' numbers.
+// of whole numbers: what is Given of each group of each row, then the rows' numbers. Rows of these that go through the
+// weights together lie together, group by group, so that they need one address.
+
+constexpr int64_t BLOCK_ROWS = WIDTH == 16 ? 8 : 4;  // rows at most; of those left over 4, then what is left
+
+static inline int64_t block_rows(int64_t left) { return left >= BLOCK_ROWS ? BLOCK_ROWS : left >= 4 ? 4 : left; }
 
 struct Operand {
   int64_t kp, groups;
   float* floats;      // [rows][kp]
   Bfloat16::X* bfloats;  // [rows][kp / INPUTS * PARTS]
-  Given* given;       // [rows][groups]
-  int8_t* numbers;    // [rows][kp]
+  Given* given;       // of each block of rows [groups][its rows]
+  int8_t* numbers;    // of each block of rows [groups][its rows][GROUP]
   size_t bytes;
 
   Operand(const Matrix& m, const void* operand, int64_t rows) : kp(m.kp), groups(up(m.kp, GROUP) / GROUP), bytes(0) {
@@ -51,7 +56,7 @@ static inline Given quantised(const float* x, int64_t n, int8_t* code) {
   std::memcpy(&largest, &top, 4);
   const bool finite = top < 0x7f800000, usual = finite && largest > 1e-30f;
   const float steps = usual ? 127 / largest : 0, magic = 12582912;  // 1.5 * 2^23: a sum's low bits are the nearest whole number
-  Given given{usual || !finite ? largest / 127 : 0, {}};
+  Given given{usual || !finite ? largest / 127 : 0, 0, 0, {}};
   for (int h = 0; h < 2; h++) {
     Ints total{};
     DW_UNROLL for (int i = 0; i < COUNT; i++) {
@@ -62,6 +67,8 @@ static inline Given quantised(const float* x, int64_t n, int8_t* code) {
     }
     given.half[h] = folded(total, [](Ints a, Ints b) { return a + b; });
   }
+  given.sum = given.half[0] + given.half[1];
+  given.total = given.factor * given.sum;
   return given;
 }
 
@@ -73,11 +80,15 @@ static void convert(const Matrix& m, const float* x, void* operand, int64_t row,
   }
   if (to.bfloats) Bfloat16::put(x, m.k, m.kp, to.bfloats + row * to.pairs());
   if (!to.given) return;
-  int8_t* code = to.numbers + row * m.kp;
+  int64_t first = row / BLOCK_ROWS * BLOCK_ROWS, its = block_rows(rows - first);
+  if (row >= first + its) first += its, its = block_rows(rows - first);
+  int8_t* code = to.numbers + first * m.kp + (row - first) * GROUP;
+  Given* given = to.given + first * to.groups + row - first;
   for (int64_t i = 0; i < m.kp; i += GROUP) {
     const int64_t n = i < m.k ? m.k - i < GROUP ? m.k - i : GROUP : 0;
     alignas(64) float taken[GROUP];
     for (int64_t j = 0; m.order && j < n; j++) taken[j] = x[m.order[i + j]];
-    to.given[row * to.groups + i / GROUP] = quantised(m.order ? taken : x + i, n, code + i);
+    *given = quantised(m.order ? taken : x + i, n, code);
+    code += its * GROUP, given += its;
   }
 }

@@ -121,14 +121,14 @@ template <int R, int P> static __attribute__((noinline)) void scaled_block(const
   t.template store<R, P>(sum, row, panel);
 }
 
-// Steps [S, END) of four inputs of a group: P panels lie `panel` bytes apart, rows of x `ldx` numbers.
+// Steps [S, END) of four inputs of a group: P panels lie `panel` bytes apart, rows of x GROUP bytes.
 template <class Kind, int R, int P, int S, int END>
-DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, int64_t ldx, const uint8_t* codes, int64_t panel) {
+DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, const uint8_t* codes, int64_t panel) {
   DW_UNROLL for (int p = 0; p < P; p++) {
     Ints code[VECTORS];
     DW_UNROLL for (int v = 0; v < VECTORS; v++) code[v] = Kind::template code<S>(codes + p * panel, v);
     DW_UNROLL for (int r = 0; r < R; r++) {
-      const Ints four = x[r * ldx + S] - Ints{};
+      const Ints four = x[r * GROUP / 4 + S] - Ints{};
       DW_UNROLL for (int v = 0; v < VECTORS; v++) {
         Ints gained = Kind::gain(total[r][p * VECTORS + v], code[v], four);
         DW_NOW(gained);
@@ -137,61 +137,64 @@ DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, int64_t ld
     }
   }
   asm volatile("" ::: "memory");  // not the codes of several steps at once: registers are short
-  if constexpr (S + 1 < END) steps<Kind, R, P, S + 1, END>(total, x, ldx, codes, panel);
+  if constexpr (S + 1 < END) steps<Kind, R, P, S + 1, END>(total, x, codes, panel);
 }
 
 // The sum of a row's numbers of part PART of a group.
 template <class Kind, int PART> static inline int32_t numbers_sum(const Given& given) {
-  return Kind::L.group < GROUP ? given.half[PART] : given.half[0] + given.half[1];
+  return Kind::L.group < GROUP ? given.half[PART] : given.sum;
 }
 
-// Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`.
-template <class Kind, int R, int P, int PART>
-DW_INLINE void parts(Floats (&sum)[R][P * VECTORS], const int32_t* x, int64_t ldx, const Given* given, int64_t groups,
-                         const uint8_t* block, const uint8_t* codes, int64_t panel, int group) {
+// Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`. Q of
+// the P panels at once, from `FIRST` on: sums of all of them would need more registers than there are.
+template <class Kind, int R, int P, int Q, int FIRST, int PART>
+DW_INLINE void parts(Floats (&sum)[R][P * VECTORS], const int32_t* x, const Given* given, const uint8_t* block,
+                     const uint8_t* codes, int64_t panel, int group) {
   constexpr int PARTS = GROUP / Kind::L.group, STEPS = Kind::L.group / 4;
-  Ints total[R][P * VECTORS];
+  Ints total[R][Q * VECTORS];
   DW_UNROLL for (int r = 0; r < R; r++) {
-    const Ints start = Kind::start(numbers_sum<Kind, PART>(given[r * groups]));
-    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) total[r][v] = start;
+    const Ints start = Kind::start(numbers_sum<Kind, PART>(given[r]));
+    DW_UNROLL for (int v = 0; v < Q * VECTORS; v++) total[r][v] = start;
   }
-  steps<Kind, R, P, PART * STEPS, (PART + 1) * STEPS>(total, x, ldx, codes, panel);
-  DW_UNROLL for (int p = 0; p < P; p++)
+  steps<Kind, R, Q, PART * STEPS, (PART + 1) * STEPS>(total, x, codes + FIRST * panel, panel);
+  DW_UNROLL for (int p = 0; p < Q; p++)
     DW_UNROLL for (int v = 0; v < VECTORS; v++) {
-      const Floats scale = Kind::scale(block + p * panel, group * PARTS + PART, v);
+      const uint8_t* own = block + (FIRST + p) * panel;
+      const Floats scale = Kind::scale(own, group * PARTS + PART, v);
       Floats shift{};
       Ints zeros{};
-      if constexpr (Kind::L.shifts) shift = Kind::shift(block + p * panel, group * PARTS + PART, v);
-      if constexpr (Kind::L.zeros) zeros = Kind::zeros(block + p * panel, group * PARTS + PART, v);
+      if constexpr (Kind::L.shifts) shift = Kind::shift(own, group * PARTS + PART, v);
+      if constexpr (Kind::L.zeros) zeros = Kind::zeros(own, group * PARTS + PART, v);
       DW_UNROLL for (int r = 0; r < R; r++) {
-        const Given& its = given[r * groups];
+        const Given& its = given[r];
         const int32_t numbers = numbers_sum<Kind, PART>(its);
-        Floats& s = sum[r][p * VECTORS + v];
+        Floats& s = sum[r][(FIRST + p) * VECTORS + v];
         Ints whole = Kind::finish(total[r][p * VECTORS + v], numbers);
         if constexpr (Kind::L.zeros) whole -= zeros * numbers;
         s = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), s);
-        if constexpr (Kind::L.shifts) s = fma(shift, all(its.factor * numbers), s);
+        if constexpr (Kind::L.shifts) s = fma(shift, all(PARTS == 1 ? its.total : its.factor * numbers), s);
       }
     }
-  if constexpr (PART + 1 < PARTS) parts<Kind, R, P, PART + 1>(sum, x, ldx, given, groups, block, codes, panel, group);
+  if constexpr (PART + 1 < PARTS) parts<Kind, R, P, Q, FIRST, PART + 1>(sum, x, given, block, codes, panel, group);
+  else if constexpr (FIRST + Q < P) parts<Kind, R, P, Q, FIRST + Q, 0>(sum, x, given, block, codes, panel, group);
 }
 
 // Whole numbers: exact sums of each group, scaled and added up in order.
 template <class Kind, int R, int P>
 static __attribute__((noinline)) void grouped(const Task<int32_t>& t, int64_t row, int64_t panel) {
   constexpr Layout L = Kind::L;
-  constexpr int CHUNKS = L.inputs() / GROUP, LINES = L.bytes() / 64;
-  const int64_t bytes = t.m.kp / L.inputs() * L.bytes(), groups = t.m.kp / GROUP, ldx = t.ldx;
+  constexpr int CHUNKS = L.inputs() / GROUP, LINES = L.bytes() / 64, Q = R == 8 ? 1 : P;
+  const int64_t bytes = t.m.kp / L.inputs() * L.bytes();
   const uint8_t* block = t.section.data + panel * bytes;
-  const Given* given = t.given + row * groups;
-  const int32_t* x = t.x + row * ldx;
+  const Given* given = t.given + row * (t.m.kp / GROUP);
+  const int32_t* x = t.x + row * t.ldx;
   Floats sum[R][P * VECTORS] = {};
   for (int64_t left = bytes; left > 0; left -= L.bytes(), block += L.bytes())
-    for (int chunk = 0; chunk < CHUNKS; chunk++, x += GROUP / 4, given++) {
+    for (int chunk = 0; chunk < CHUNKS; chunk++, x += R * GROUP / 4, given += R) {
       const uint8_t* soon = block + AHEAD + (left > AHEAD ? 0 : (P - 1) * bytes);
       DW_UNROLL for (int p = 0; p < P; p++)
         for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) __builtin_prefetch(soon + p * bytes + i * 64);
-      parts<Kind, R, P, 0>(sum, x, ldx, given, groups, block, block + L.head() + chunk * L.codes(), bytes, chunk);
+      parts<Kind, R, P, Q, 0, 0>(sum, x, given, block, block + L.head() + chunk * L.codes(), bytes, chunk);
     }
   t.template store<R, P>(sum, row, panel);
 }
@@ -212,7 +215,7 @@ template <class Kind, int R, int P> static void cover(const Task<int32_t>& task,
   if constexpr (P > 1) cover<Kind, R, 1>(task, row, from, to);
 }
 
-// The codes are made once for up to 8 rows (4 where vectors are short); few shapes of blocks, because there are many kinds.
+// The codes are made once for the rows that lie together; few shapes of blocks, because there are many kinds.
 template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
   constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
   for (int64_t top = 0; top < rows; top += TALL)

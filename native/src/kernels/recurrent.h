@@ -10,16 +10,17 @@ static void convolve(const float* const* input, int kernel, const float* weight,
   });
 }
 
-// Columns [d, d + VECTORS * WIDTH) of a step; `count`: how many columns there are of the last vector.
-template <int VECTORS>
-static void recur_columns(float* memory, int64_t keys, int64_t values, const float* key, const float* query, const float* value, float decay,
-                          const float* beta, float* out, int64_t d, int64_t count) {
+// Columns [d, d + VECTORS * WIDTH) of a step; WHOLE or else only the first `count` of one vector.
+template <int VECTORS, int WHOLE>
+static void recur_columns(const float* before, float* memory, int64_t keys, int64_t values, const float* key, const float* query,
+                          const float* value, float decay, const float* beta, float* out, int64_t d, int64_t count) {
+  if (WHOLE) count = WIDTH;
   Floats add[VECTORS], got[VECTORS];
   DW_UNROLL for (int v = 0; v < VECTORS; v++) add[v] = got[v] = Floats{};
   if (beta)
     for (int64_t i = 0; i < keys; i++) {
       const Floats k = all(key[i]);
-      DW_UNROLL for (int v = 0; v < VECTORS; v++) add[v] = fma(some(memory + i * values + d + v * WIDTH, count), k, add[v]);
+      DW_UNROLL for (int v = 0; v < VECTORS; v++) add[v] = fma(some(before + i * values + d + v * WIDTH, count), k, add[v]);
     }
   DW_UNROLL for (int v = 0; v < VECTORS; v++) {
     const Floats given = some(value + d + v * WIDTH, count);
@@ -28,21 +29,25 @@ static void recur_columns(float* memory, int64_t keys, int64_t values, const flo
   for (int64_t i = 0; i < keys; i++) {
     const Floats k = all(key[i]), q = all(query[i]);
     DW_UNROLL for (int v = 0; v < VECTORS; v++) {
-      float* place = memory + i * values + d + v * WIDTH;
-      const Floats state = fma(k, add[v], decay * some(place, count));
-      put(place, state, count);
+      const int64_t at = i * values + d + v * WIDTH;
+      const Floats state = fma(k, add[v], decay * some(before + at, count));
+      put(memory + at, state, count);
       got[v] = fma(q, state, got[v]);
     }
   }
   DW_UNROLL for (int v = 0; v < VECTORS; v++) put(out + d + v * WIDTH, got[v], count);
 }
 
-// memory [keys][values] = decay * memory + key value^T; out = query memory. With beta the value is first replaced by
-// what it lacks of, times beta: what decay * memory answers to the key.
-static void recur(float* memory, int64_t keys, int64_t values, const float* key, const float* query, const float* value, float decay,
-                  const float* beta, float* out) {
+// memory [keys][values] = decay * before + key value^T; out = query memory; `before` may be `memory`. With beta the value is
+// first replaced by what it lacks of, times beta: what decay * before answers to the key.
+static void recur(const float* before, float* memory, int64_t keys, int64_t values, const float* key, const float* query,
+                  const float* value, float decay, const float* beta, float* out) {
+  constexpr int MOST = REGISTERS / 4;  // vectors of sums, of each kind
+  const auto columns = [&](auto vectors, auto whole, int64_t d) {
+    recur_columns<decltype(vectors)::value, decltype(whole)::value>(before, memory, keys, values, key, query, value, decay, beta, out, d, values - d);
+  };
   int64_t d = 0;
-  for (; d + 4 * WIDTH <= values; d += 4 * WIDTH) recur_columns<4>(memory, keys, values, key, query, value, decay, beta, out, d, WIDTH);
-  for (; d + WIDTH <= values; d += WIDTH) recur_columns<1>(memory, keys, values, key, query, value, decay, beta, out, d, WIDTH);
-  if (d < values) recur_columns<1>(memory, keys, values, key, query, value, decay, beta, out, d, values - d);
+  for (; d + MOST * WIDTH <= values; d += MOST * WIDTH) columns(Fixed<MOST>{}, Fixed<true>{}, d);
+  for (; d + WIDTH <= values; d += WIDTH) columns(Fixed<1>{}, Fixed<true>{}, d);
+  if (d < values) columns(Fixed<1>{}, Fixed<false>{}, d);
 }
