@@ -117,7 +117,7 @@ def alone(name: str, groups: Mapping[str, int]) -> Iterator[None]:
 
 
 def measured(
-    servers: Mapping[str, str], groups: Mapping[str, int], repeats: int, requests: int, tokens: int
+    servers: Mapping[str, str], groups: Mapping[str, int], repeats: int, requests: int, each: int, tokens: int
 ) -> list[dict[str, Any]]:
     """A row for each load and server: medians over repeats with their intervals."""
     for url in servers.values():
@@ -128,7 +128,7 @@ def measured(
         for repeat in range(repeats):
             for name in rotated(list(servers), repeat):
                 with alone(name, groups):
-                    samples[name].append(sample(servers[name], clients, max(requests, 3 * clients), tokens))
+                    samples[name].append(sample(servers[name], clients, max(requests, each * clients), tokens))
         for name, found in samples.items():
             rows.append(
                 {"clients": clients, "server": name} | {key: median([one[key] for one in found]) for key in found[0]}
@@ -140,7 +140,8 @@ def main(
     out: Annotated[Path, typer.Argument(help="The result file.")],
     servers: Annotated[list[str], typer.Argument(help="NAME=URL of each server.")],
     repeats: int = 5,
-    requests: Annotated[int, typer.Option(help="Requests of a sample; at least three of each client.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests of a sample, at least.")] = 16,
+    each: Annotated[int, typer.Option(help="Requests of each client, at least.")] = 3,
     tokens: int = 64,
     group: Annotated[
         list[str] | None, typer.Option(help="NAME=PID: the process group of a server, to be stopped while others are.")
@@ -155,8 +156,9 @@ def main(
         raise ConfigurationError("name the process group of a server once, such as --group ours=1234")
     check_writable(out, "OUT")
     environment = provenance.session(torch.device("cpu"))
-    settings = {"repeats": repeats, "requests": requests, "tokens": tokens, "loads": LOADS, "stopped": sorted(groups)}
-    rows = measured(named, groups, repeats, requests, tokens)
+    settings = {"repeats": repeats, "requests": requests, "each": each, "tokens": tokens}
+    rows = measured(named, groups, repeats, requests, each, tokens)
+    settings |= {"loads": LOADS, "stopped": sorted(groups)}
     document = {"environment": environment, "settings": settings, "tables": {"peers": rows}}
     write_text(out, json.dumps(document, indent=1) + "\n", "OUT")
     for row in rows:

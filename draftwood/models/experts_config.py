@@ -44,8 +44,3 @@ class ExpertsConfig:
     weighs_inputs: bool = False
     latent_size: int = 0  # width of what the chosen experts read and make, by a product before and behind; 0: as rows
     limit: float | None = None  # gpt-oss: (up + 1) * gate * sigmoid(1.702 gate), with |up| and gate at most this
-
-    @property
-    def is_rare(self) -> bool:
-        """True if older native libraries do not know how experts are chosen."""
-        return not self.gated or bool(self.jitter) or (self.groups > 1 and self.group_top != 2)

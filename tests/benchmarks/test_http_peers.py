@@ -17,7 +17,7 @@ from draftwood.errors import ConfigurationError
 def test_servers_are_measured_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "peers.json"
     with speaking(Table()) as one, speaking(Table()) as other:
-        http_peers.main(out, [f"one={one}", f"other={other}/v1"], repeats=2, requests=2, tokens=3)
+        http_peers.main(out, [f"one={one}", f"other={other}/v1"], repeats=2, requests=2, each=1, tokens=3)
     rows = json.loads(out.read_text("utf-8"))["tables"]["peers"]
     assert [(row["clients"], row["server"]) for row in rows] == [
         (n, name) for n in (1, 4, 16) for name in ("one", "other")

@@ -20,7 +20,6 @@ from walks import Walk
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, documents
-from draftwood.models.backend import recurrent
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.executor import execute
@@ -97,7 +96,6 @@ def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.some(27)
-@pytest.mark.skipif(not recurrent.available(), reason="the native library that is installed has no recurrent layers")
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_trees_of_hybrids(name: str, kind: str, tmp_path: Path) -> None:

@@ -93,9 +93,7 @@ class Program:
         self._forward = lib.dw_forward
         self._vocabulary = c.vocab_size
         self._given = 0  # columns of what rows begin with; 0: they begin with tokens or hidden states
-        self.embeds_beside = (
-            False  # whether what lies beside rows are embeddings of their tokens, from a table of its own
-        )
+        self.embeds_beside = False  # whether rows' tokens say what lies beside them, else a forward is given it
 
     def begin_with(
         self,
@@ -112,6 +110,7 @@ class Program:
         given. `state_norm` normalises rows, `given_norm` what is given, each of so many `groups` by itself.
         """
         c, made = self.config, ModelEntry()
+        assert isinstance(fc, NativeMatrix)
         self.embeds_beside, self._given = isinstance(table, NativeEmbedding), fc.in_features
         made.fc, made.embeddings = self._matrix(fc), self._table(table) if self.embeds_beside else None
         made.beside_norm, made.state_norm = self._norm(beside_norm), self._norm(state_norm)

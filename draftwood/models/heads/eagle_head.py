@@ -139,8 +139,9 @@ class EagleHead(TokenHead):
         return super().program
 
     def entry(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        native = self.decoder.native and self.program.embeds_beside and batch.hidden is not None
-        return (batch.hidden, None) if native else super().entry(batch)
+        if batch.hidden is not None and self.decoder.native and self.program.embeds_beside:
+            return batch.hidden, None
+        return super().entry(batch)
 
     def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
         """As the layers read them; native ones begin with what is given, beside embeddings as they are."""
