@@ -158,8 +158,8 @@ def main(
     environment = provenance.session(torch.device("cpu"))
     settings = {"repeats": repeats, "requests": requests, "each": each, "tokens": tokens}
     rows = measured(named, groups, repeats, requests, each, tokens)
-    settings |= {"loads": LOADS, "stopped": sorted(groups)}
-    document = {"environment": environment, "settings": settings, "tables": {"peers": rows}}
+    about = {**settings, "loads": LOADS, "stopped": sorted(groups)}
+    document = {"environment": environment, "settings": about, "tables": {"peers": rows}}
     write_text(out, json.dumps(document, indent=1) + "\n", "OUT")
     for row in rows:
         print(f"{row['clients']:>2} {row['server']:<24} {row['tokens_per_second']['value']:.1f} tokens/s")
