@@ -29,7 +29,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "fairness": "fairness:Fairness",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
-    "scores": "scores:Scores",
+    "scores": "scores:MethodScores",
     "files": "files:Files",
     "draft-price": "draft_price:DraftPrice",
     "chat-prompts": "chat_prompts:ChatPrompts",

@@ -42,7 +42,7 @@ TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FamilyComparison:
     """The numbers of one family's model beside those of transformers' class."""
 
     family: str
@@ -58,7 +58,7 @@ class Comparison:
         return f"| `{self.family}` | {self.kind} | {self.single:.0e} | {double} | {same} | {files} |\n"
 
 
-def compared(makers: Any, name: str) -> Comparison:
+def compared(makers: Any, name: str) -> FamilyComparison:
     """A variant of tests/helpers/family_variants.py beside transformers."""
     prompt: list[int] = makers.PROMPT
     with TemporaryDirectory() as place, torch.inference_mode():
@@ -71,7 +71,7 @@ def compared(makers: Any, name: str) -> Comparison:
             double = (exact - makers.theirs(reference.double(), prompt)).abs().max().item()
         except (RuntimeError, TypeError):  # of mixed types
             double = None
-        return Comparison(makers.ALL[name][0], kind_of(decoder.config), single, double, same)
+        return FamilyComparison(makers.ALL[name][0], kind_of(decoder.config), single, double, same)
 
 
 def kind_of(config: DecoderConfig) -> str:

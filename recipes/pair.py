@@ -22,7 +22,7 @@ LEARNED = (
 
 
 @dataclass(frozen=True)
-class Part:
+class PairPart:
     """A file of the pair, and the command that makes it; ``kind`` is the directory that it lies in.
 
     Where no file is named the command is always run: it knows itself what is left to do.
@@ -35,48 +35,48 @@ class Part:
 
 
 PLAN = (
-    Part(
+    PairPart(
         "target",
         "target/model.safetensors",
         f"{MODEL} --rate 3e-3 --steps 4500 --decay-from 3000 --opening 700 1000 --closing-from 3500 --rows 60000 "
         "--long-rows 20000",
     ),
-    Part(
+    PairPart(
         "draft",
         "draft/model.safetensors",
         f"{MODEL} --rate 4e-3 --steps 2100 --decay-from 1500 --opening 900 1250 --closing-from 1850 --rows 18000 "
         "--long-rows 5000",
     ),
-    Part(
+    PairPart(
         "texts",  # of the target and given ones
         "",
         "{python} -m draftwood train corpus --target {out}/target --given corpus --count 20000 "
         "--out {work}/texts.jsonl",
     ),
-    Part(
+    PairPart(
         "eesd",
         "target/exit/exit.safetensors",
         f"{LEARNED} --layers 1 --steps 1500 --warmup 25 --rows 6000 --precision float32",
         "exit",
     ),
-    Part("medusa", "target/heads/heads.safetensors", f"{LEARNED} --steps 480 --warmup 48", "heads"),
-    Part(
+    PairPart("medusa", "target/heads/heads.safetensors", f"{LEARNED} --steps 480 --warmup 48", "heads"),
+    PairPart(
         "eagle",
         "target/eagle/eagle.safetensors",
         f"{LEARNED} --steps 700 --warmup 50 --unroll 4 --rows 5600 --precision float32",
         "eagle",
     ),
-    Part(
+    PairPart(
         "skip",
         "target/skip/skip.safetensors",
         "{python} -m draftwood tune skip --target {out}/target --out {out}/target/skip/skip.safetensors "
         "--temperature 1 --budget 200",
     ),
-    Part("figures", "pair.json", "{python} -m recipes.evaluate --pair {out} --out {out}/pair.json"),
+    PairPart("figures", "pair.json", "{python} -m recipes.evaluate --pair {out} --out {out}/pair.json"),
 )
 
 
-def command(part: Part, out: Path, work: Path) -> list[str]:
+def command(part: PairPart, out: Path, work: Path) -> list[str]:
     """The words of a part's command."""
     places = {"python": sys.executable, "out": str(out), "work": str(work), "part": part.part, "kind": part.kind}
     return [word.format(**places) for word in shlex.split(part.command)]

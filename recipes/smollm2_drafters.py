@@ -27,7 +27,7 @@ DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
 
 
 @dataclass(frozen=True)
-class Drafter:
+class DrafterRecipe:
     """One training: the arguments of its command, and the method that drafts with it."""
 
     command: str
@@ -37,24 +37,24 @@ class Drafter:
 
 
 DRAFTERS = {
-    "eagle": Drafter(
+    "eagle": DrafterRecipe(
         "eagle",
         ("--vocabulary", "3840", "--unroll", "3", "--steps", "900", "--batch", "4", "--warmup", "40"),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
     ),
-    "draft": Drafter(
+    "draft": DrafterRecipe(
         "draft",
         ("--layers", "2", "--vocabulary", "8192", "--steps", "60", "--batch", "4", "--warmup", "6", "--rate", "1e-3"),
         {"name": "speculative", "gamma": DRAFTED, "depth": "fixed"},
     ),
-    "heads": Drafter(
+    "heads": DrafterRecipe(
         "medusa",
         ("--heads", "2", "--shared", "--steps", "40", "--batch", "2", "--warmup", "4"),
         {"name": "medusa"},
         "heads",
     ),
-    "exit": Drafter(
+    "exit": DrafterRecipe(
         "eesd",
         ("--layers", "3", "--steps", "40", "--batch", "2", "--warmup", "4"),
         {"name": "eesd", "gamma": DRAFTED, "depth": "fixed"},

@@ -18,7 +18,7 @@ from typing import Any
 import openvino_genai as genai  # type: ignore[import-not-found]
 
 
-class Decoder:
+class OpenVinoDecoder:
     """One thread that steps the pipeline for as long as there are requests."""
 
     def __init__(self, path: str, lookup: bool) -> None:
@@ -66,7 +66,7 @@ class Decoder:
 
 
 class Handler(BaseHTTPRequestHandler):
-    decoder: Decoder
+    decoder: OpenVinoDecoder
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -91,6 +91,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    Handler.decoder = Decoder(sys.argv[1], "--lookup" in sys.argv)
+    Handler.decoder = OpenVinoDecoder(sys.argv[1], "--lookup" in sys.argv)
     ThreadingHTTPServer.request_queue_size = 64
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()

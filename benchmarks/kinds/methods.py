@@ -55,7 +55,7 @@ class MethodPart(Strict):
     tasks: list[str] | None = None  # the experiment's unless given
 
 
-class Setting(Strict):
+class MethodSetting(Strict):
     """One method of a part as it is run; `base` is the number of the one that it is compared with."""
 
     label: str
@@ -64,9 +64,9 @@ class Setting(Strict):
     base: int
 
 
-def expanded(entries: Sequence[MethodEntry]) -> list[Setting]:
+def expanded(entries: Sequence[MethodEntry]) -> list[MethodSetting]:
     """Every combination of each entry's sweeps."""
-    found: list[Setting] = []
+    found: list[MethodSetting] = []
     for entry in entries:
         options = entry.model_extra or {}
         for values in product(*entry.sweep.values()):
@@ -74,7 +74,7 @@ def expanded(entries: Sequence[MethodEntry]) -> list[Setting]:
             label = entry.label.format(**options, **swept)
             labels = [*(one.label for one in found), label]
             base = labels.index(entry.over.format(**swept)) if entry.over else 0
-            found.append(Setting(label=label, method={**options, **swept}, swept=swept, base=base))
+            found.append(MethodSetting(label=label, method={**options, **swept}, swept=swept, base=base))
     return found
 
 
@@ -99,7 +99,7 @@ class Methods(Kind):
         return found
 
     def groups(
-        self, bench: Bench, place: str, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]
+        self, bench: Bench, place: str, part: MethodPart, settings: Sequence[MethodSetting], sampling: Mapping[str, Any]
     ) -> dict[str, list[list[Record]]]:
         """Records by task and method, of the items that all methods have run on."""
         plan = self.plan(part, settings, sampling)
@@ -115,7 +115,7 @@ class Methods(Kind):
             groups[name] = [with_usual_rounds([each[key] for key in shared]) for each in made]
         return groups
 
-    def plan(self, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]) -> EvalPlan:
+    def plan(self, part: MethodPart, settings: Sequence[MethodSetting], sampling: Mapping[str, Any]) -> EvalPlan:
         """The plan of a part: each method on each item, with each seed."""
         tasks = part.tasks or self.tasks
         chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
@@ -142,7 +142,7 @@ class Methods(Kind):
         return list(records_of(out).values())
 
 
-def rows_of(settings: Sequence[Setting], groups: Mapping[str, Sequence[Sequence[Record]]], i: int) -> Rows:
+def rows_of(settings: Sequence[MethodSetting], groups: Mapping[str, Sequence[Sequence[Record]]], i: int) -> Rows:
     """The rows of method `i`: over all tasks and of each; of one that failed, the reasons."""
     setting = settings[i]
     lossy = not Method.parse(dict(setting.method)).lossless

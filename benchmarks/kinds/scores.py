@@ -15,7 +15,7 @@ from draftwood.util.jsonl import Record
 POINTS = 100.0  # hundredths of a score
 
 
-class Scores(Methods):
+class MethodScores(Methods):
     """Each part's methods, the first of them plain decoding, on the same items with the same seeds."""
 
     def measure(self, bench: Bench) -> dict[str, Rows]:

@@ -17,7 +17,7 @@ BEST_SWITCH = "confidence, and plain above a number of requests: both the best o
 NEAR = 0.97  # of the fastest
 
 
-class Cell(NamedTuple):
+class DepthCell(NamedTuple):
     """A row of the table."""
 
     pair: str
@@ -32,10 +32,10 @@ Ratios = Mapping[str, float]  # rule -> speed over plain decoding
 def table() -> str:
     """Speed over plain decoding, the fastest of a row in bold; and how far each rule is from the fastest."""
     rows = frame("draft-price", "price")
-    cells: dict[Cell, dict[str, float]] = {}
-    shown: dict[Cell, dict[str, str]] = {}
+    cells: dict[DepthCell, dict[str, float]] = {}
+    shown: dict[DepthCell, dict[str, str]] = {}
     for row in rows.to_dict("records"):
-        cell = Cell(row["pair"], row["source"], row["temperature"], row["requests"])
+        cell = DepthCell(row["pair"], row["source"], row["temperature"], row["requests"])
         cells.setdefault(cell, {})[row["rule"]] = value(row["to_plain"])
         shown.setdefault(cell, {})[row["rule"]] = text(row["to_plain"])
     rules = [rule for rule in dict.fromkeys(rows["rule"]) if rule != PLAIN]
@@ -58,7 +58,7 @@ load draft as if they were alone, which many at once pay for: `load_aware` is fo
     return "\n\n".join([markdown(pd.DataFrame(lines)), markdown(compared), conclusion, sources("draft-price")])
 
 
-def distances(cells: Mapping[Cell, Ratios]) -> pd.DataFrame:
+def distances(cells: Mapping[DepthCell, Ratios]) -> pd.DataFrame:
     """Each rule's speed over that of the fastest one of a row: geometric mean, worst row, and how often it is near."""
     complete = {
         cell: {**ratios, AWARE: ratios.get(AWARE, ratios[AUTO]), BEST_SWITCH: switched(cell, cells)}
@@ -78,7 +78,7 @@ def distances(cells: Mapping[Cell, Ratios]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def switched(cell: Cell, cells: Mapping[Cell, Ratios]) -> float:
+def switched(cell: DepthCell, cells: Mapping[DepthCell, Ratios]) -> float:
     """The speed of a switch between a threshold and plain decoding, both set with hindsight for the cell's source."""
     loads = {other.requests: each for other, each in cells.items() if other[:3] == cell[:3]}
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from benchmarks.papers.learned import Way, exit_layer, label_of, predictor
-from benchmarks.papers.settings import Entry
+from benchmarks.papers.settings import PaperMethod
 from benchmarks.papers.study import Paper, Size, Study, Sweep, rate
 from draftwood.errors import ModelError
 from draftwood.eval.intervals import Array, Interval
@@ -134,7 +134,7 @@ def exits(study: Study) -> None:
         except ModelError as error:  # the target is not that deep
             study.note(f"An exit with N={layers} is left out: {error}.")
             continue
-        entries[label] = Entry(
+        entries[label] = PaperMethod(
             {"name": "eesd", "verify": "rejection", "gamma": None, "exit": place, "depth": "beta-ts"}
         )
     result = study.run("exits", more=entries)

@@ -59,7 +59,7 @@ class PaperSettings(Strict):
     sweeps: dict[str, SweepSettings]
     training: dict[str, Any] = Field(default_factory=dict)
 
-    def methods(self, name: str, full: bool = True, only: Sequence[str] = ()) -> dict[str, Entry]:
+    def methods(self, name: str, full: bool = True, only: Sequence[str] = ()) -> dict[str, PaperMethod]:
         """The methods of a sweep by label, plain decoding first; without `full` those that its `few` names.
 
         `only` are patterns of labels: those that none of them fits are left out, whatever `full` says.
@@ -67,7 +67,7 @@ class PaperSettings(Strict):
         sweep = self.sweeps[name]
         source = self.sweeps[sweep.methods_of] if sweep.methods_of else sweep
         known = {
-            setting.label: Entry(setting.method, whose)
+            setting.label: PaperMethod(setting.method, whose)
             for whose, listed in ((PAPERS, source.paper), (OURS, source.ours))
             for setting in expanded(listed)
         }
@@ -75,7 +75,7 @@ class PaperSettings(Strict):
         return {label: entry for label, entry in known.items() if any(fnmatchcase(label, each) for each in few)}
 
 
-class Entry(NamedTuple):
+class PaperMethod(NamedTuple):
     """The options of a method, and whose settings they are."""
 
     options: dict[str, Any]

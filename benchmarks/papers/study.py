@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.intervals import Choose, judged_apart, of_tasks
 from benchmarks.papers.models import Models
-from benchmarks.papers.settings import PLAIN, Entry, PaperSettings, files
+from benchmarks.papers.settings import PLAIN, PaperMethod, PaperSettings, files
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.intervals import Array, Interval
@@ -45,7 +45,7 @@ class Size:
 class Sweep:
     """The runs of a sweep, by the paper's names of data sets and the labels of methods."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, PaperMethod]
     tasks: Sequence[str]
     summary: Row
     records: Sequence[Record]
@@ -240,7 +240,7 @@ class Study:
     session: Row = field(default_factory=dict)
 
     def run(
-        self, name: str, learned: Mapping[str, str] | None = None, more: Mapping[str, Entry] | None = None
+        self, name: str, learned: Mapping[str, str] | None = None, more: Mapping[str, PaperMethod] | None = None
     ) -> Sweep:
         """Make the runs of a sweep that are missing. Ctrl-C keeps what is finished.
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.execute import read
 from benchmarks.pages import readme, results, tables
-from benchmarks.papers.settings import PLAIN, Entry
+from benchmarks.papers.settings import PLAIN, PaperMethod
 from benchmarks.papers.study import Sweep
 from draftwood.eval.summary import _paired as paired_with_plain
 
@@ -61,7 +61,7 @@ def test_speed_ups_of_the_papers_count_the_prompt() -> None:
     plain = [run(0, place, 1.0, 0.1) for place in range(4)]
     slow = [run(1, place, 2.0, 1.1) for place in range(4)]
     names = {"configuration": {"tasks": [{"name": "qa"}]}}
-    sweep = Sweep({PLAIN: Entry({}), "slow": Entry({})}, ["SQuAD"], names, plain + slow)
+    sweep = Sweep({PLAIN: PaperMethod({}), "slow": PaperMethod({})}, ["SQuAD"], names, plain + slow)
     ratio = sweep.faster("slow", PLAIN)
     assert ratio is not None and ratio["value"] == pytest.approx(0.5) and ratio["n"] == 4
     assert paired_with_plain(slow, plain, "em", None)["speed_up"]["value"] == pytest.approx(0.5)
