@@ -126,14 +126,16 @@ class StateSource(Source):
     def _sort(self) -> None:
         """Put what was brought where it is found by name."""
         for names, read in self._brought:
-            by_name: dict[int, dict[int, Tensor]] = {}
+            by_nodes: dict[tuple[int, ...], dict[int, Tensor]] = {}  # what a forward ended at brings its rows together
             for layer, nodes, output in read:
-                for node, state in zip(nodes, output.unbind(), strict=True):
+                by_nodes.setdefault(tuple(nodes), {})[layer] = output
+            for nodes, outputs in by_nodes.items():
+                if outputs.keys() < set(self.reads):
+                    continue
+                states = torch.cat([outputs[layer] for layer in self.reads], -1)
+                for node, state in zip(nodes, states.unbind(), strict=True):
                     if node < TRUNK or node in names:
-                        by_name.setdefault(names.get(node, node), {})[layer] = state
-            for name, states in by_name.items():
-                if states.keys() >= set(self.reads):
-                    self._keep(name, torch.cat([states[layer] for layer in self.reads]))
+                        self._keep(names.get(node, node), state)
         self._brought.clear()
 
     def _keep(self, name: int, state: Tensor) -> None:

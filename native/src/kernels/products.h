@@ -121,23 +121,21 @@ template <int R, int P> static __attribute__((noinline)) void scaled_block(const
   t.template store<R, P>(sum, row, panel);
 }
 
-// Steps [S, END) of four inputs of a group: P panels lie `panel` bytes apart, rows of x GROUP bytes.
-template <class Kind, int R, int P, int S, int END>
-DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, const uint8_t* codes, int64_t panel) {
-  DW_UNROLL for (int p = 0; p < P; p++) {
-    Ints code[VECTORS];
-    DW_UNROLL for (int v = 0; v < VECTORS; v++) code[v] = Kind::template code<S>(codes + p * panel, v);
-    DW_UNROLL for (int r = 0; r < R; r++) {
-      const Ints four = x[r * GROUP / 4 + S] - Ints{};
-      DW_UNROLL for (int v = 0; v < VECTORS; v++) {
-        Ints gained = Kind::gain(total[r][p * VECTORS + v], code[v], four);
-        DW_NOW(gained);
-        total[r][p * VECTORS + v] = gained;
-      }
+// Steps [S, END) of four inputs of a group; rows of x are GROUP bytes.
+template <class Kind, int R, int S, int END>
+DW_INLINE void steps(Ints (&total)[R][VECTORS], const int32_t* x, const uint8_t* codes) {
+  Ints code[VECTORS];
+  DW_UNROLL for (int v = 0; v < VECTORS; v++) code[v] = Kind::template code<S>(codes, v);
+  DW_UNROLL for (int r = 0; r < R; r++) {
+    const Ints four = x[r * GROUP / 4 + S] - Ints{};
+    DW_UNROLL for (int v = 0; v < VECTORS; v++) {
+      Ints gained = Kind::gain(total[r][v], code[v], four);
+      DW_NOW(gained);
+      total[r][v] = gained;
     }
   }
   asm volatile("" ::: "memory");  // not the codes of several steps at once: registers are short
-  if constexpr (S + 1 < END) steps<Kind, R, P, S + 1, END>(total, x, codes, panel);
+  if constexpr (S + 1 < END) steps<Kind, R, S + 1, END>(total, x, codes);
 }
 
 // The sum of a row's numbers of part PART of a group.
@@ -145,58 +143,51 @@ template <class Kind, int PART> static inline int32_t numbers_sum(const Given& g
   return Kind::L.group < GROUP ? given.half[PART] : given.sum;
 }
 
-// Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`. Q of
-// the P panels at once, from `FIRST` on: sums of all of them would need more registers than there are.
-template <class Kind, int R, int P, int Q, int FIRST, int PART>
-DW_INLINE void parts(Floats (&sum)[R][P * VECTORS], const int32_t* x, const Given* given, const uint8_t* block,
-                     const uint8_t* codes, int64_t panel, int group) {
+// Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`.
+template <class Kind, int R, int PART>
+DW_INLINE void parts(Floats (&sum)[R][VECTORS], const int32_t* x, const Given* given, const uint8_t* block, const uint8_t* codes,
+                     int group) {
   constexpr int PARTS = GROUP / Kind::L.group, STEPS = Kind::L.group / 4;
-  Ints total[R][Q * VECTORS];
+  Ints total[R][VECTORS];
   DW_UNROLL for (int r = 0; r < R; r++) {
     const Ints start = Kind::start(numbers_sum<Kind, PART>(given[r]));
-    DW_UNROLL for (int v = 0; v < Q * VECTORS; v++) total[r][v] = start;
+    DW_UNROLL for (int v = 0; v < VECTORS; v++) total[r][v] = start;
   }
-  steps<Kind, R, Q, PART * STEPS, (PART + 1) * STEPS>(total, x, codes + FIRST * panel, panel);
-  DW_UNROLL for (int p = 0; p < Q; p++)
-    DW_UNROLL for (int v = 0; v < VECTORS; v++) {
-      const uint8_t* own = block + (FIRST + p) * panel;
-      const Floats scale = Kind::scale(own, group * PARTS + PART, v);
-      Floats shift{};
-      Ints zeros{};
-      if constexpr (Kind::L.shifts) shift = Kind::shift(own, group * PARTS + PART, v);
-      if constexpr (Kind::L.zeros) zeros = Kind::zeros(own, group * PARTS + PART, v);
-      DW_UNROLL for (int r = 0; r < R; r++) {
-        const Given& its = given[r];
-        const int32_t numbers = numbers_sum<Kind, PART>(its);
-        Floats& s = sum[r][(FIRST + p) * VECTORS + v];
-        Ints whole = Kind::finish(total[r][p * VECTORS + v], numbers);
-        if constexpr (Kind::L.zeros) whole -= zeros * numbers;
-        s = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), s);
-        if constexpr (Kind::L.shifts) s = fma(shift, all(PARTS == 1 ? its.total : its.factor * numbers), s);
-      }
+  steps<Kind, R, PART * STEPS, (PART + 1) * STEPS>(total, x, codes);
+  DW_UNROLL for (int v = 0; v < VECTORS; v++) {
+    const Floats scale = Kind::scale(block, group * PARTS + PART, v);
+    Floats shift{};
+    Ints zeros{};
+    if constexpr (Kind::L.shifts) shift = Kind::shift(block, group * PARTS + PART, v);
+    if constexpr (Kind::L.zeros) zeros = Kind::zeros(block, group * PARTS + PART, v);
+    DW_UNROLL for (int r = 0; r < R; r++) {
+      const Given& its = given[r];
+      const int32_t numbers = numbers_sum<Kind, PART>(its);
+      Ints whole = Kind::finish(total[r][v], numbers);
+      if constexpr (Kind::L.zeros) whole -= zeros * numbers;
+      sum[r][v] = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), sum[r][v]);
+      if constexpr (Kind::L.shifts) sum[r][v] = fma(shift, all(PARTS == 1 ? its.total : its.factor * numbers), sum[r][v]);
     }
-  if constexpr (PART + 1 < PARTS) parts<Kind, R, P, Q, FIRST, PART + 1>(sum, x, given, block, codes, panel, group);
-  else if constexpr (FIRST + Q < P) parts<Kind, R, P, Q, FIRST + Q, 0>(sum, x, given, block, codes, panel, group);
+  }
+  if constexpr (PART + 1 < PARTS) parts<Kind, R, PART + 1>(sum, x, given, block, codes, group);
 }
 
-// Whole numbers: exact sums of each group, scaled and added up in order.
-template <class Kind, int R, int P>
-static __attribute__((noinline)) void grouped(const Task<int32_t>& t, int64_t row, int64_t panel) {
+// Whole numbers: exact sums of each group, scaled and added up in order. A panel at a time: several, far apart in memory,
+// were slower for any number of rows.
+template <class Kind, int R> static __attribute__((noinline)) void grouped(const Task<int32_t>& t, int64_t row, int64_t panel) {
   constexpr Layout L = Kind::L;
-  constexpr int CHUNKS = L.inputs() / GROUP, LINES = L.bytes() / 64, Q = R == 8 ? 1 : P;
+  constexpr int CHUNKS = L.inputs() / GROUP, LINES = L.bytes() / 64;
   const int64_t bytes = t.m.kp / L.inputs() * L.bytes();
   const uint8_t* block = t.section.data + panel * bytes;
   const Given* given = t.given + row * (t.m.kp / GROUP);
   const int32_t* x = t.x + row * t.ldx;
-  Floats sum[R][P * VECTORS] = {};
+  Floats sum[R][VECTORS] = {};
   for (int64_t left = bytes; left > 0; left -= L.bytes(), block += L.bytes())
     for (int chunk = 0; chunk < CHUNKS; chunk++, x += R * GROUP / 4, given += R) {
-      const uint8_t* soon = block + AHEAD + (left > AHEAD ? 0 : (P - 1) * bytes);
-      DW_UNROLL for (int p = 0; p < P; p++)
-        for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) __builtin_prefetch(soon + p * bytes + i * 64);
-      parts<Kind, R, P, Q, 0, 0>(sum, x, given, block, block + L.head() + chunk * L.codes(), bytes, chunk);
+      for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) __builtin_prefetch(block + AHEAD + i * 64);
+      parts<Kind, R, 0>(sum, x, given, block, block + L.head() + chunk * L.codes(), chunk);
     }
-  t.template store<R, P>(sum, row, panel);
+  t.template store<R, 1>(sum, row, panel);
 }
 
 template <class Kind>
@@ -209,12 +200,6 @@ static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t fro
     });
 }
 
-// Panels [from, to) for R rows from `row` on, P at once.
-template <class Kind, int R, int P> static void cover(const Task<int32_t>& task, int64_t row, int64_t from, int64_t to) {
-  for (; from + P <= to; from += P) grouped<Kind, R, P>(task, row, from);
-  if constexpr (P > 1) cover<Kind, R, 1>(task, row, from, to);
-}
-
 // The codes are made once for the rows that lie together; few shapes of blocks, because there are many kinds.
 template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
   constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
@@ -222,12 +207,16 @@ template <class Kind> static void numbers(const Task<int32_t>& task, int64_t row
     for (int64_t first = from; first < to; first += STRIP) {
       const int64_t end = first + STRIP < to ? first + STRIP : to, last = top + TALL < rows ? top + TALL : rows;
       int64_t row = top;
+      const auto cover = [&](auto count) {
+        for (int64_t panel = first; panel < end; panel++) grouped<Kind, decltype(count)::value>(task, row, panel);
+        row += count.value;
+      };
       if constexpr (WIDTH == 16)
-        for (; row + 8 <= last; row += 8) cover<Kind, 8, 2>(task, row, first, end);
-      for (; row + 4 <= last; row += 4) cover<Kind, 4, WIDTH == 16 ? 2 : 1>(task, row, first, end);
-      if (last - row == 3) cover<Kind, 3, 1>(task, row, first, end);
-      if (last - row == 2) cover<Kind, 2, 2>(task, row, first, end);
-      if (last - row == 1) cover<Kind, 1, 4>(task, row, first, end);
+        while (row + 8 <= last) cover(Fixed<8>{});
+      while (row + 4 <= last) cover(Fixed<4>{});
+      if (last - row == 3) cover(Fixed<3>{});
+      if (last - row == 2) cover(Fixed<2>{});
+      if (last - row == 1) cover(Fixed<1>{});
     }
 }
 
