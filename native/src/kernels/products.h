@@ -12,7 +12,12 @@ template <int MOST, class F> static inline void fixed(int64_t rows, F f) {
   else if constexpr (MOST > 1) fixed<MOST - 1>(rows, f);
 }
 
-// f(Fixed<R>, Fixed<P>, row, panel) for blocks of R <= ROWS rows and P panels that cover rows [0, rows), panels [from, to): at
+// Which of the blocks of rows that meet the same panels one after the other.
+struct Turn {
+  int64_t number, all;
+};
+
+// f(Fixed<R>, Fixed<P>, row, panel, turn) for blocks of R <= ROWS rows and P panels that cover rows [0, rows), panels [from, to): at
 // most CHAINS vectors of sums; the fewer rows, the more panels at once.
 template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t from, int64_t to, F f) {
   constexpr int ROWS = VECTORS > 1 ? CHAINS / VECTORS : CHAINS / 2 - 2;  // with one vector of outputs two panels, too
@@ -22,8 +27,8 @@ template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t f
     const auto cover = [&](auto p, int64_t panel) {
       for (int64_t part = 0; part < parts; part++) {
         const int64_t row = rows * part / parts;
-        if (rows * (part + 1) / parts - row == MOST) f(most, p, row, panel);
-        else if constexpr (MOST > 1) f(Fixed<MOST - 1>{}, p, row, panel);
+        if (rows * (part + 1) / parts - row == MOST) f(most, p, row, panel, Turn{part, parts});
+        else if constexpr (MOST > 1) f(Fixed<MOST - 1>{}, p, row, panel, Turn{part, parts});
       }
     };
     int64_t panel = from;
@@ -62,15 +67,17 @@ DW_INLINE void step(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Ki
 }
 
 // The chains of R rows and P panels, over `steps` steps of k; panels lie `panel` bytes apart and go on for `left` bytes, rows
-// of x lie `ldx` numbers apart. What is asked for behind a panel's end is where the next P panels begin.
+// of x lie `ldx` numbers apart. What is asked for behind a panel's end is where the next P panels begin. Blocks that take
+// turns on panels share out among them what they ask for: the next P panels, so that memory never rests.
 template <class Kind, int R, int P>
 DW_INLINE void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w,
-                          int64_t panel, int64_t steps, int64_t left) {
+                      int64_t panel, int64_t steps, int64_t left, Turn turn = {0, 1}) {
   for (int64_t j = 0; j < steps; j++) {
     const int64_t soon = AHEAD + (j * STEP + AHEAD < left ? 0 : (P - 1) * panel);
     DW_UNROLL for (int p = 0; p < P; p++) {
       const uint8_t* at = w + p * panel + j * STEP;
-      __builtin_prefetch(at + soon);
+      if (turn.all == 1) __builtin_prefetch(at + soon);
+      else if (j % turn.all == turn.number) __builtin_prefetch(at + P * panel);
       step<Kind, R, P, 0>(sum, x + j * Kind::PARTS, ldx, at, p);
     }
   }
@@ -96,10 +103,10 @@ template <class X> struct Task {
 };
 
 template <class Kind, int R, int P>
-static __attribute__((noinline)) void block(const Task<typename Kind::X>& t, int64_t row, int64_t panel) {
+static __attribute__((noinline)) void block(const Task<typename Kind::X>& t, int64_t row, int64_t panel, Turn turn) {
   const int64_t steps = t.m.kp / Kind::INPUTS, bytes = steps * STEP;
   Floats sum[R][P * VECTORS] = {};
-  chains<Kind, R, P>(sum, t.x + row * t.ldx, t.ldx, t.section.data + panel * bytes, bytes, steps, bytes);
+  chains<Kind, R, P>(sum, t.x + row * t.ldx, t.ldx, t.section.data + panel * bytes, bytes, steps, bytes, turn);
   t.template store<R, P>(sum, row, panel);
 }
 
@@ -193,10 +200,10 @@ template <class Kind, int R> static __attribute__((noinline)) void grouped(const
 template <class Kind>
 static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t from, int64_t to) {
   for (int64_t top = 0; top < rows; top += TALL)
-    blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
+    blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel, Turn turn) {
       constexpr int R = decltype(r)::value, P = decltype(p)::value;
       if constexpr (Kind::INPUTS == Float8::INPUTS) scaled_block<R, P>(task, top + row, panel);
-      else block<Kind, R, P>(task, top + row, panel);
+      else block<Kind, R, P>(task, top + row, panel, turn);
     });
 }
 
