@@ -16,7 +16,7 @@ def made(root: Path) -> dict[Path, str]:
     card, first, claims = root / "draftwood/models/embedded/README.md", root / "README.md", root / "docs/papers.md"
     return {
         root / "docs/results.md": results.page(),
-        first: filled(first, {"speed table": readme.speed_table()}),
+        first: filled(first, {"speed table": readme.speed_table(), "real model": readme.real_table()}),
         card: filled(card, model_card.tables()),
         rules: filled(rules, {"rules": depth.table()}),
         models: filled(models, {"files": files.table(), "mixtures": files.mixtures(), "hybrids": files.hybrids()}),

@@ -1,4 +1,4 @@
-"""README's table of speed: one experiment, measured on one machine at one commit."""
+"""README's tables of speed: of the pairs, one experiment measured on one machine at one commit; of a real model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.pages.tables import documents, frame, markdown, source, times, value
+from benchmarks.kinds.chat_prompts import ALL
+from benchmarks.kinds.files import THEIRS
+from benchmarks.pages.tables import documents, frame, markdown, source, sources, span, times, value
 from draftwood.errors import ConfigurationError
 
 EXPERIMENT = "headline"
@@ -39,6 +41,25 @@ def speed_table() -> str:
         rows.append({"": label, **cells(result, both)})
     table = markdown(pd.DataFrame(rows, columns=["", *COLUMNS.values()]).fillna(""))
     return f"{table}\n\n`python -m benchmarks run {EXPERIMENT}`: {measured()}."
+
+
+def real_table() -> str:
+    """Tokens per second of a real model without drafts and by default, and those of llama.cpp; what measured them."""
+    speed, rows = frame("chat-prompts", "speed"), []
+    for temperature, some in speed.groupby("temperature"):
+        whole, kinds = some[some["kind"] == ALL].set_index("arm"), some[some["kind"] != ALL]
+        other = whole.loc[f"{THEIRS}, plain"] if f"{THEIRS}, plain" in whole.index else None
+        rows.append(
+            {
+                "temperature": f"{temperature:g}",
+                "plain decoding": f"{value(whole.loc['plain', 'tokens_per_second']):.0f}/s",
+                "the default": f"{value(whole.loc['default', 'tokens_per_second']):.0f}/s, "
+                f"{times(whole.loc['default', 'speed_up'])} "
+                f"(by kind of text {span(kinds[kinds['arm'] == 'default']['speed_up'])}x)",
+                f"{THEIRS}, plain": "" if other is None else f"{value(other['tokens_per_second']):.0f}/s",
+            }
+        )
+    return f"{markdown(pd.DataFrame(rows))}\n\n{sources('chat-prompts')}"
 
 
 def measured() -> str:
