@@ -103,6 +103,18 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def check_group(name: str, group: int) -> None:
+    """Raise ConfigurationError where a server's process group cannot be stopped, or is that of the measurement."""
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        group = os.getpgrp()
+    if group == os.getpgrp():
+        raise ConfigurationError(
+            f"{name} has no process group of its own of that number; start it by setsid and give its process id"
+        )
+
+
 @contextmanager
 def alone(name: str, groups: Mapping[str, int]) -> Iterator[None]:
     """In this block all process groups but that of a name are stopped."""
@@ -144,7 +156,7 @@ def main(
     each: Annotated[int, typer.Option(help="Requests of each client, at least.")] = 3,
     tokens: int = 64,
     group: Annotated[
-        list[str] | None, typer.Option(help="NAME=PID: the process group of a server, to be stopped while others are.")
+        list[str] | None, typer.Option(help="NAME=PID: a process group, stopped while other servers are asked.")
     ] = None,
 ) -> None:
     """Measure servers that run already."""
@@ -154,6 +166,8 @@ def main(
     groups = {name: int(pid) for name, _, pid in (one.partition("=") for one in group or ()) if pid.isdigit()}
     if len(groups) != len(group or ()) or groups.keys() - named:
         raise ConfigurationError("name the process group of a server once, such as --group ours=1234")
+    for name, number in groups.items():
+        check_group(name, number)
     check_writable(out, "OUT")
     environment = provenance.session(torch.device("cpu"))
     settings = {"repeats": repeats, "requests": requests, "each": each, "tokens": tokens}

@@ -33,6 +33,11 @@ def test_quantiles_and_bad_names(tmp_path: Path) -> None:
     for group in ("ours=x", "other=1"):
         with pytest.raises(ConfigurationError, match="--group ours=1234"):
             http_peers.main(tmp_path / "x.json", ["ours=http://localhost:1"], group=[group])
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    for number in (ended.pid, os.getpgrp()):
+        with pytest.raises(ConfigurationError, match="start it by setsid"):
+            http_peers.main(tmp_path / "x.json", ["ours=http://localhost:1"], group=[f"ours={number}"])
 
 
 def test_servers_that_are_not_asked_are_stopped() -> None:

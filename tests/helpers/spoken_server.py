@@ -208,10 +208,16 @@ def handler(table: Table) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Crowded(ThreadingHTTPServer):
+    """A server at which many clients may knock at once."""
+
+    request_queue_size = 64
+
+
 @contextlib.contextmanager
 def speaking(table: Table) -> Iterator[str]:
     """The address of a server of the table."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(table))
+    server = Crowded(("127.0.0.1", 0), handler(table))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
