@@ -130,8 +130,8 @@ class StateSource(Source):
             for layer, nodes, output in read:
                 by_nodes.setdefault(tuple(nodes), {})[layer] = output
             for nodes, outputs in by_nodes.items():
-                if outputs.keys() < set(self.reads):
-                    continue
+                if not outputs.keys() >= set(self.reads):
+                    continue  # they are missing, and asked for once more
                 states = torch.cat([outputs[layer] for layer in self.reads], -1)
                 for node, state in zip(nodes, states.unbind(), strict=True):
                     if node < TRUNK or node in names:
@@ -211,7 +211,7 @@ class HeadSource(StateSource):
             answer = yield from self.ask(forest, layer, tuple(sorted({carried, norm})) if hidden else (carried,))
             self._own.update(zip(layer, answer.hidden[carried], strict=True))
             if layer == nodes and not hidden:
-                return answer
+                return Answer(answer.logits)
             logits.update(zip(layer, answer.logits, strict=True))
             if hidden:
                 seen.update(zip(layer, answer.hidden[norm], strict=True))

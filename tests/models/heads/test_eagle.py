@@ -87,6 +87,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
     check(children)
     below = forest.propose(children[1], [6], None) + forest.propose(children[0], [5, 6], None)
     check(below)
+    assert not driven(source.answer(forest, below)).hidden  # which nobody asked for
     (skipped,) = forest.propose(below[0], [2], None)
     check(forest.propose(skipped, [3], None))  # the state of the node between is not known yet
 
