@@ -1,7 +1,7 @@
 """Trains what drafts for SmolLM2-135M-Instruct, from its file alone: `python -m recipes.smollm2_drafters DATA WORK`.
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
-makes an EAGLE head, a draft model, Medusa heads and an exit of them: about three hours on two cores. Each command goes
+makes an EAGLE head, a draft model, Medusa heads and an exit of them: some hours on two cores. Each command goes
 on where it was stopped. `--card` measures what was trained on the prompts that are held out, and writes the table of
 benchmarks/trained/smollm2/README.md.
 """

@@ -83,6 +83,7 @@ def test_a_page_without_its_markers_is_refused(tmp_path: Path) -> None:
 
 def test_readmes_table_is_of_one_machine_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert readme.measured() in (ROOT / "README.md").read_text("utf-8")
+    assert readme.real_table() in (ROOT / "README.md").read_text("utf-8")
     one, other = documents("headline")
     other["environment"]["git_commit"] = "0" * 40
     monkeypatch.setattr(readme, "documents", lambda experiment: [one, other])
