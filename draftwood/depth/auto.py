@@ -106,6 +106,11 @@ class Auto(DepthController):
         """A controller for a request whose text depends on its drafts: by its own rounds and nominal costs alone."""
         return replace(self, shared=False, needs=self.needs - LOAD, guesses=SAMPLED_RATES)
 
+    @property
+    def prepares(self) -> bool:
+        """Where requests share passes it takes time to keep what a model would read: more than it takes once to catch up."""
+        return self._model_drafts or self._load.drafting == 1
+
     # -- what is estimated ---------------------------------------------------------------------------------------------
 
     def _planned(self, load: Load) -> DraftPlan:

@@ -89,6 +89,11 @@ class DepthController(Protocol):
         """Whether the round has no layers, whatever the draft would say: nothing need be prepared to ask it."""
         return False
 
+    @property
+    def prepares(self) -> bool:
+        """Whether a model may soon draft, so that what it reads of the target is asked for in this round, too."""
+        return True
+
     def width(self, most: int) -> int:
         """Children of each node in the layer that was agreed to last, at most `most`."""
         return most

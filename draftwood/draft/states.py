@@ -114,6 +114,8 @@ class StateSource(Source):
     def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: LayerOutputs) -> None:
         """Follow `advance`: keep what a run of the target brought, as it is until somebody needs it."""
         self._taken = True
+        if not (read or self._nodes):
+            return
         names = {node: new for new, node in enumerate(kept)}
         names.update((node, trunk_node(i)) for i, node in enumerate(trunk, len(forest.trunk) - len(trunk)))
         nodes, self._nodes = self._nodes, {}

@@ -4,12 +4,13 @@ A slot holds the keys and values of one token in every layer. Which token of a s
 is decided by the session (draftwood.runtime.session); the cache only allocates, moves, copies and clears slots.
 
 The cache allocates what is lent and a few percent more. Memory of requests that are gone is given back by compaction:
-all extents are moved together (`_move`). On a CPU planes are allocated twice as large as needed, so that they can grow
-in place; pages that were never written take no physical memory.
+all extents are moved together (`_move`). On a CPU planes are as large as the budget allows, so that they grow in place:
+pages that were never written take no physical memory.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +29,8 @@ from draftwood.models.memory_budget import MemoryBudget
 
 SPAN_MULTIPLE = 32  # capacities are multiples of this many slots, so that attention can round spans up to whole vectors
 CAPACITY_STEP = 32  # slots by which short extents grow; extents of equal capacity are read in one product
-CPU_ROOM_FACTOR = 2  # how many times the slots in use planes have room for on a CPU, so that they seldom move
+CPU_ROOM_FACTOR = 2  # how many times the slots in use planes have room for on a CPU at least, so that they seldom move
+LAZY_PAGES = sys.platform != "win32"  # whether memory that was never written takes none: Windows counts it all the same
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
@@ -270,7 +272,7 @@ class Cache:
         before = [Extent(extent.base, extent.capacity) for extent in order]
         sizes = [grown.get(extent, extent.capacity) for extent in order]
         after = [Extent(end - size, size) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        room = CPU_ROOM_FACTOR * count if ahead and self.device.type == "cpu" and self.fixed is None else count
+        room = self._most_room(count) if ahead else count
         try:
             try:
                 self._replace_planes(room, before, after)
@@ -288,6 +290,13 @@ class Cache:
         for extent, now in zip(order, after, strict=True):
             extent.base, extent.capacity = now.base, now.capacity
         self.slots, self.room, self._lent = count, room, order
+
+    def _most_room(self, count: int) -> int:
+        """Slots that planes for `count` slots get memory for, if the system grants it."""
+        if self.device.type != "cpu" or self.fixed is not None:
+            return count
+        limit = self.budget.limit if LAZY_PAGES else None
+        return max(CPU_ROOM_FACTOR * count, (limit or 0) // max(1, self.slot_bytes))
 
     def _replace_planes(self, room: int, before: Sequence[Extent], after: Sequence[Extent]) -> None:
         """Allocate every plane anew, for `room` slots, and copy extents from `before` to `after`.

@@ -278,6 +278,21 @@ def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     assert not both.rests
 
 
+@pytest.mark.parametrize(("machine", "requests", "prepares"), [
+    ("dear drafts", 1, True), ("dear drafts", 8, False), ("weights are read", 8, True),
+])  # fmt: skip
+def test_where_passes_are_shared_nothing_is_kept_for_drafts_that_do_not_pay(
+    machine: str, requests: int, prepares: bool
+) -> None:
+    controller = requests_of(Auto(MOST, lookup=True), 1)[0]
+    load = Load(*MACHINES[machine], requests)
+    for _ in range(300):
+        controller.observe(a_round(min(1, drafted := asked(controller, load)), drafted))
+    controller.own_evidence.undrafted = controller.shared_evidence.undrafted = 0
+    controller.start(STREAMS, load)
+    assert controller.prepares is prepares
+
+
 def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
     controller, load = Auto(MOST, lookup=True), Load(*MACHINES["weights are read"])
     known = controller.own_evidence

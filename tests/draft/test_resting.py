@@ -40,10 +40,15 @@ class Script(DepthController):
     def __init__(self, rests: Callable[[int], bool], log: list[list[tuple[str, int | None, int]]]) -> None:
         self.most, self.needs, self.script, self.log, self.number = 64, NOTHING, rests, log, -1
         self.behind: list[float] = []
+        self.reads_in_rest = True
 
     @property
     def rests(self) -> bool:
         return self.script(self.number)
+
+    @property
+    def prepares(self) -> bool:
+        return self.reads_in_rest or not self.rests
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.number += 1
@@ -210,6 +215,35 @@ def test_states_of_a_prefix_that_others_computed_have_a_price(name: str, log: An
     assert fresh[0] == reused[0]  # nobody knows yet what will be taken
     assert reused[1] > 1.2 * fresh[1] > 0
     assert reused[3] == fresh[3] == 0  # all of it was read
+
+
+@pytest.mark.parametrize("rests", RESTS)
+@pytest.mark.parametrize("name", ["exit", "medusa", "eagle", "eagle-tree"])
+def test_states_that_no_resting_round_asked_for_are_computed_once_more(
+    name: str, rests: str, log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafts are those of rounds that kept them all; what it takes to have them is known before."""
+    prompt, found, kept = prompt_of(30), [], list[bool]()
+    record = PartialRun.record_output
+
+    def noted(self: PartialRun, *given: Any) -> None:
+        kept.append(script.rests)
+        record(self, *given)
+
+    monkeypatch.setattr(PartialRun, "record_output", noted)
+    for reads in (True, False):
+        kept.clear()
+        ours, script = engine(reuse_prefixes=False), Script(RESTS[rests], log)
+        made = scripted(ours, name, prompt, script, 0.9, 20)
+        script.reads_in_rest, script.needs = reads, LOAD
+        found.append(finished(ours, made))
+        assert any(kept) is (reads and name != "medusa")  # whose heads read what every run brings
+        after = [script.behind[at] for at in range(2, script.number) if RESTS[rests](at - 1) and not RESTS[rests](at)]
+        assert name in ("medusa", "exit") or reads or all(after)
+        settle(ours)
+    assert found[0].tokens == found[1].tokens == plain(prompt, 0.9, 20).tokens
+    for one, other in zip(found[0].rounds, found[1].rounds, strict=True):
+        assert (one.forest_token, one.forest_parent) == (other.forest_token, other.forest_parent)
 
 
 @pytest.mark.parametrize(("layers", "rows"), [(1, 13), (3, 38), (4, 50)])

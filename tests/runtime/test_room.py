@@ -14,9 +14,10 @@ from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError
 from draftwood.engine.engine import prepare
-from draftwood.models.cache import Cache
+from draftwood.models.cache import LAZY_PAGES, Cache
 from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
+from draftwood.util.resident import resident
 
 
 def test_memory_for_one_request_only() -> None:
@@ -93,6 +94,23 @@ def test_allocations_that_fail(refused: tuple[int, ...], monkeypatch: pytest.Mon
     assert written(cache, first, second)
     cache.reserve(first, 2000)
     assert cache.room > cache.slots and written(cache, first, second)
+
+
+@pytest.mark.skipif(not LAZY_PAGES, reason="memory that was never written takes some here")
+def test_planes_grow_up_to_the_budget_without_a_move() -> None:
+    """Moving hundreds of megabytes would hold up all requests for a second."""
+    budget = MemoryBudget(1 << 30)
+    cache, before = Cache([(2, 64, torch.float32)], torch.device("cpu"), budget=budget), resident()
+    first = cache.lend(40)
+    place, extents = cache.pointers[0], [first]
+    while cache.bytes < 64 << 20:
+        extents.append(cache.lend(1000))
+    assert cache.pointers[0] == place and cache.room * cache.slot_bytes > (1 << 30) - cache.slot_bytes
+    after = resident()
+    assert before is None or after is None or after - before < 160 << 20
+    for extent in extents[1:]:
+        cache.release(extent)
+    assert cache.bytes < 1 << 20 and cache.read(0, first).shape[2] == first.capacity
 
 
 def test_idle_memory_of_one_model_serves_another() -> None:
