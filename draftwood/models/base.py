@@ -98,8 +98,10 @@ class Batch:
     hidden: Tensor | None = None  # [N, D] input of layer `start` > 0; for trained heads: states of the target
     head: bool = True  # whether logits are returned
     states: tuple[int, ...] = ()  # numbers of layers whose output is also returned; of the last after the final norm
+    reads: tuple[int, ...] = ()  # the same of layers whose output at all rows is returned
     device_of: CausalModel | Tensor | None = None  # tensors are made on the device of this; None: the CPU
-    kept: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer -> [n, D] of the wanted rows
+    kept: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `states` -> [n, D], wanted rows
+    read: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `reads` -> [N, D]
     _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 
     @classmethod
@@ -155,7 +157,8 @@ class CausalModel(Protocol):
     `forward` writes the keys and values of all rows to the cache and returns the logits [n, vocab_size] of the wanted
     rows, in float32, or in float64 where the model computes in it. Where `batch.stop` is below the last layer it
     returns the output [N, D] of layer stop - 1 instead. Without `batch.head` the logits may have no columns. The
-    outputs of the layers `batch.states` are put in `batch.kept`; a model that has none raises ModelError.
+    outputs of the layers `batch.states` are put in `batch.kept`, those of `batch.reads` in `batch.read`; a model that
+    has none raises ModelError.
     """
 
     vocab_size: int

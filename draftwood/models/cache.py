@@ -10,7 +10,6 @@ pages that were never written take no physical memory.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,11 +25,11 @@ from torch import Tensor
 from draftwood.errors import OutOfMemory
 from draftwood.models.extents import Extent, SlotStates, moves
 from draftwood.models.memory_budget import MemoryBudget
+from draftwood.util.resident import UNTOUCHED, room_for
 
 SPAN_MULTIPLE = 32  # capacities are multiples of this many slots, so that attention can round spans up to whole vectors
 CAPACITY_STEP = 32  # slots by which short extents grow; extents of equal capacity are read in one product
 CPU_ROOM_FACTOR = 2  # how many times the slots in use planes have room for on a CPU at least, so that they seldom move
-LAZY_PAGES = sys.platform != "win32"  # whether memory that was never written takes none: Windows counts it all the same
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
@@ -276,12 +275,12 @@ class Cache:
         try:
             try:
                 self._replace_planes(room, before, after)
-            except (RuntimeError, MemoryError):
+            except (OSError, RuntimeError, MemoryError):
                 if room == count:
                     raise
                 room = count  # a system that promises no more memory than it has counts untouched pages too
                 self._replace_planes(room, before, after)
-        except (RuntimeError, MemoryError) as error:
+        except (OSError, RuntimeError, MemoryError) as error:
             self.budget.take(self, bytes_before)
             raise OutOfMemory(
                 f"this machine has no memory for {count * self.slot_bytes:,} bytes of keys and values; lower "
@@ -295,7 +294,7 @@ class Cache:
         """Slots that planes for `count` slots get memory for, if the system grants it."""
         if self.device.type != "cpu" or self.fixed is not None:
             return count
-        limit = self.budget.limit if LAZY_PAGES else None
+        limit = None if UNTOUCHED is None else self.budget.limit
         return max(CPU_ROOM_FACTOR * count, (limit or 0) // max(1, self.slot_bytes))
 
     def _replace_planes(self, room: int, before: Sequence[Extent], after: Sequence[Extent]) -> None:
@@ -307,7 +306,7 @@ class Cache:
         try:
             for done in range(len(self.layout)):
                 self.planes[done] = self._new_plane(done, room, blocks)
-        except (RuntimeError, MemoryError):
+        except (OSError, RuntimeError, MemoryError):
             for plane in range(done):
                 self.planes[plane] = self._new_plane(plane, self.room, moves(after, before))
             raise
@@ -322,8 +321,11 @@ class Cache:
     def _new_plane(self, plane: int, room: int, blocks: Sequence[tuple[Extent, Extent]]) -> Tensor:
         """A new plane for `room` slots, with the contents of the present one moved; `blocks` are pairs (from, to)."""
         heads, width, dtype = self.layout[plane]
-        with torch.inference_mode(False):  # so that it may be written in any mode
-            made = torch.empty(room * heads, width, dtype=dtype, device=self.device)
+        if self.device.type == "cpu":
+            made = room_for(room * heads, width, dtype)
+        else:
+            with torch.inference_mode(False):  # so that it may be written in any mode
+                made = torch.empty(room * heads, width, dtype=dtype, device=self.device)
         old = self.planes[plane]
         for was, now in blocks:
             count = min(was.capacity, now.capacity)

@@ -91,7 +91,8 @@ class Compiled(DecoderWrapper):
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         rows, partial = len(batch.tokens), batch.start > 0 or batch.stop is not None
-        if len(batch.segments) > 1 or rows not in ROW_BUCKETS or partial or batch.states or batch.hidden is not None:
+        shows = partial or batch.states or batch.reads or batch.hidden is not None
+        if len(batch.segments) > 1 or rows not in ROW_BUCKETS or shows:
             return self.decoder.forward(batch, cache)
         extent = batch.segments[0].extent
         metadata = self.decoder.attention_metadata(batch, cache)

@@ -133,6 +133,8 @@ class Decoder(DecoderWeights):
 
     def _answer(self, x: Tensor, batch: Batch) -> Tensor:
         """Logits [n, V] of the wanted rows of x [N, D]; the states in `batch.kept` are cut to these rows."""
+        if self.n_layers in batch.reads:
+            batch.read[self.n_layers] = self.normed(x)
         x = x[batch.wanted]
         for layer, states in batch.kept.items():
             batch.kept[layer] = states[batch.wanted]
@@ -149,11 +151,13 @@ class Decoder(DecoderWeights):
         stop: int,
         batch: Batch | None = None,
     ) -> Tensor:
-        """Compute layers [start, stop) of rows x [1, N, D] -> [1, N, D]; put wanted states in `batch.kept`."""
+        """Compute layers [start, stop) of rows x [1, N, D] -> [1, N, D]; put states that are asked for in `batch`."""
         for layer in range(start, stop):
             x = self.layers[layer](x, metadata[self.kinds[layer]], kv_stores[layer])
             if batch is not None and layer + 1 in batch.states and layer + 1 < self.n_layers:
                 batch.kept[layer + 1] = x[0]
+            if batch is not None and layer + 1 in batch.reads and layer + 1 < self.n_layers:
+                batch.read[layer + 1] = x[0]
         return x
 
     def kv_stores(self, batch: Batch, cache: Cache) -> list[CachedKV]:

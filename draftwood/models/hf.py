@@ -141,7 +141,7 @@ class HuggingFaceModel:
             )
         if self.model.training:
             raise ModelError("the transformers model is in training mode; call model.eval() before decoding")
-        if batch.states:
+        if batch.states or batch.reads:
             raise ModelError(
                 f"a model that runs through transformers ({self.kind}) does not show its last hidden states; methods "
                 "that read them (decision models of kind hidden, Medusa) need a family of draftwood's own decoder"

@@ -71,13 +71,16 @@ class TabularModel:
         if batch.hidden is not None:
             table[slots, 0] = batch.hidden[:, 0].numpy()
         below = batch.stop is not None and batch.stop < self.n_layers
-        if below or batch.states:
+        if below or batch.states or batch.reads:
             hidden = torch.tensor(table[slots, :1], dtype=self.dtype)
+            batch.read.update(dict.fromkeys(batch.reads, hidden))
             batch.kept.update(dict.fromkeys(batch.states, hidden[batch.wanted]))
             if below:
                 return hidden
         segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
+        shown = self.n_layers in batch.reads  # of all rows
         wanted = batch.wanted if isinstance(batch.wanted, slice) else batch.wanted.tolist()
+        wanted = slice(None) if shown else wanted
         out = []
         for segment, place in segment_of[wanted] if isinstance(wanted, slice) else [segment_of[row] for row in wanted]:
             prefix, positions = table[[segment.extent.base + slot for slot in segment.visible(place)]].T.tolist()
@@ -86,8 +89,11 @@ class TabularModel:
                 raise AssertionError(f"a row sees the positions {positions}: its slots are wrong")
             out.append(self._log_law(tuple(prefix)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
+        if shown:
+            batch.read[self.n_layers] = logits  # there is nothing else that it could show
+            logits = logits[batch.wanted]
         if self.n_layers in batch.states:
-            batch.kept[self.n_layers] = logits  # there is nothing else that it could show
+            batch.kept[self.n_layers] = logits
         return logits
 
     def _log_law(self, prefix: tuple[int, ...]) -> Tensor:

@@ -30,7 +30,6 @@ class PartialRun:
     answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
     recorded: list[tuple[int, Sequence[int], Tensor]] = field(default_factory=list)  # see `LayerOutputs`
-    ends: tuple[int, ...] = ()  # layers that forwards end at, since then all rows' output is seen, not only asked ones
 
     @classmethod
     def of(cls, run: Run) -> PartialRun:
@@ -39,10 +38,7 @@ class PartialRun:
         rows = session.rows(run) if run.nodes else []
         levels = {row.slot: session.level(row.slot) for row in rows}
         stop = model.n_layers if run.upto is None else run.upto
-        pending = cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
-        if run.reads and len(rows) > len(run.nodes):
-            pending.ends = run.reads
-        return pending
+        return cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
 
     def record_output(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
         """Note a layer's output at some nodes, from row `first` on; memory of others' rows is not held."""
@@ -87,15 +83,15 @@ def execute(runs: Sequence[Run]) -> list[Answer]:
 def run_layers(pending: Sequence[PartialRun], limits: Collection[int]) -> float:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
-    Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at,
-    and what is read of rows that nobody asked for, ends a forward. A forward's seconds are shared out evenly among the
+    Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
+    ends a forward. A forward's seconds are shared out evenly among the
     runs in it. Returns the rows that were computed, those of layer ranges by their share.
     """
     todo = [(each, rows) for each, limit in zip(pending, limits, strict=True) if (rows := each.rows[:limit])]
     computed = 0.0
     while todo:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
-        low, bounds = min(levels), levels.union(*((each.stop, *each.ends) for each, _ in todo))
+        low, bounds = min(levels), levels.union(each.stop for each, _ in todo)
         stop = min([bound for bound in bounds if bound > low])
         jobs: list[tuple[PartialRun, ForwardJob]] = []
         for each, rows in todo:
@@ -122,7 +118,8 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
     positions: list[int] = []
     wanted: list[int] = []  # rows whose logits or states are asked for
     places_of: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
-    layers: set[int] = set()  # whose output is asked for
+    layers: set[int] = set()  # whose output is asked for, at nodes that were
+    reads: set[int] = set()  # whose output at all rows is asked for
     head = False
     for each, job in members:
         run, first, places = each.run, len(tokens), []
@@ -136,7 +133,8 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         tokens += job.tokens
         positions += job.positions
         head |= run.logits
-        layers.update(run.hidden, run.reads)
+        layers.update(run.hidden)
+        reads.update(run.reads)
     hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
@@ -149,6 +147,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         stop=None if last else stop,
         head=head,
         states=tuple(sorted([layer for layer in layers if start < layer <= stop])),
+        reads=tuple(sorted([layer for layer in reads if start < layer <= stop])),
     )
     output, seconds = _timed(model, batch, session)
     kept = 0
@@ -158,9 +157,12 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         answer.rows += count * share
         answer.forwards += 1
         job.session.store(job, None if last else output[first : first + count])
+        for layer in each.run.reads:
+            if start < layer <= stop:
+                each.record_output(layer, [row.node for row in job.rows], batch.read[layer], first)
         if not last:  # what the run asks for of these layers is kept
             each.levels.update(dict.fromkeys(job.segment.slots, stop))
-            for layer in {*each.run.hidden, *each.run.reads}:
+            for layer in each.run.hidden:
                 if start < layer <= stop:
                     each.record_output(layer, [row.node for row in job.rows], batch.kept[layer], first)
         if places:
@@ -170,9 +172,6 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
                 logits = output if whole else output[kept:end]
                 if not each.run.logits:  # they were made for others
                     logits = logits[:, :0]
-                for layer in each.run.reads:
-                    if layer > start:
-                        each.record_output(layer, [each.run.nodes[place] for place in places], batch.kept[layer], kept)
                 states = {
                     layer: batch.kept[layer][kept:end]
                     if layer > start

@@ -1,13 +1,36 @@
-"""Memory that nobody holds, back to the system: a load leaves the heap of the C library full of holes that it keeps."""
+"""Memory of this process: room that takes none until it is written, and free pages that go back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from platform import machine
+
+import torch
+from torch import Tensor
+
+# The flag by which a system promises more memory than it has; Python knows it from version 3.13 on
+LINUX_FLAG = 0x4000 if sys.platform == "linux" and machine() in ("x86_64", "aarch64") else None
+UNTOUCHED: int | None = getattr(mmap, "MAP_NORESERVE", LINUX_FLAG)
+
+
+def room_for(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """A new tensor [rows, width] of any content in main memory, which takes none until it is written, if that can be.
+
+    It does not count as memory that a process has when it is forked. Raises OSError, RuntimeError or MemoryError.
+    """
+    count = rows * width * dtype.itemsize
+    if UNTOUCHED is None or not count:
+        with torch.inference_mode(False):  # so that it may be written in any mode
+            return torch.empty(rows, width, dtype=dtype)
+    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | UNTOUCHED)
+    with torch.inference_mode(False):
+        return torch.frombuffer(pages, dtype=dtype).view(rows, width)
 
 
 @cache

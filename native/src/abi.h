@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 11 };
+enum { DW_VERSION = 12 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -146,6 +146,9 @@ typedef struct {
                                   is a float32 and int8 [head_dim] to multiply by it, up to the next multiple of 4 bytes */
   const float* beside; /* [rows][width], where a part's first product reads it before the rows: its matrix is twice as wide */
   const float* given;  /* [rows][columns of the entry], or null: there is an entry */
+  int32_t reads_count;
+  const int32_t* reads_after; /* as states_after */
+  float* const* reads;        /* [rows][width] each, of all rows */
 } dw_batch;
 
 /* How the rows of a head begin that reads states of another model: `fc` makes one of what is given, unless its last number is

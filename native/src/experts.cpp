@@ -179,7 +179,7 @@ size_t mixture_bytes(const Kernels& k, const dw_experts& e, int64_t width, int64
 
 void experts(const Forward& f, Crew& crew, const dw_part* last, const dw_part& part, char* memory) {
   const dw_experts& e = *part.experts;
-  const int64_t width = f.s().width, rows = f.batch.rows;
+  const int64_t width = f.s().width, rows = f.rows;
   size_t bytes;
   const Mixture m = laid_out(f.k, e, width, rows, memory, bytes);
   const int64_t each = m.each(), pairs = rows * each;

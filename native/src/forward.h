@@ -41,11 +41,22 @@ struct Forward {
   float* latents;    // [rows][latent_wide] of keys and values
   int64_t latent_wide;
   float* beside;     // [rows][width] of the model's entry, or null: the batch's
+  int64_t rows;      // that are computed: all, or from the last layer's attention on the wanted ones alone
 
   const dw_shape& s() const { return model.shape; }
 
-  const float* wanted(int64_t i) const {
-    return x + (batch.wanted ? batch.wanted[i] : batch.wanted_first + i) * s().width;
+  int64_t wanted_row(int64_t i) const { return batch.wanted ? batch.wanted[i] : batch.wanted_first + i; }
+  const float* wanted(int64_t i) const { return x + (rows < batch.rows ? i : wanted_row(i)) * s().width; }
+
+  // Whether of rows that nobody wants only the keys and values of a layer are needed: nothing reads the others' output.
+  bool ends_at_wanted(int layer) const {
+    const auto& parts = model.layers[layer];
+    bool plain = layer + 1 == static_cast<int>(model.layers.size()) && batch.wanted_count < batch.rows && !batch.output;
+    for (int n = 0; n < batch.reads_count; n++) plain = plain && batch.reads_after[n] <= layer;
+    for (size_t n = 0; n < parts.size(); n++)
+      plain = plain && !parts[n].joined && (n ? parts[n].kind == DW_FEED_FORWARD || parts[n].kind == DW_EXPERTS : parts[n].kind == DW_ATTENTION);
+    for (int64_t i = 1; plain && i < batch.wanted_count; i++) plain = wanted_row(i - 1) < wanted_row(i);
+    return plain;
   }
 
   float* own(const Crew& crew) const { return scratch + crew.me * scratch_size; }
@@ -57,6 +68,7 @@ struct Forward {
 
   // One product, put from `first` on in the rows of branch; the rows' operand is ready. Threads take panels as they come.
   void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo, int64_t first = 0) const {
+    if (!rows) return;
     int64_t step = std::max<int64_t>(4, m.panels / (4 * crew.threads) / 4 * 4);
     if (crew.threads == 1) step = m.panels;
     for (int64_t from; (from = crew.claim(m.panels, step)) >= 0;)
@@ -85,17 +97,17 @@ struct Forward {
   // Rows settled, normalised and made the operand of a part's first product, behind what it reads beside them.
   void enter(Crew& crew, const dw_part* last, const dw_part& part) const {
     const Matrix& m = matrix(part.up);
-    each(crew, batch.rows, [&](int64_t i) {
+    each(crew, rows, [&](int64_t i) {
       float* tmp = own(crew);
       const int64_t width = s().width, ahead = m.k - width;
       if (!part.joined) settle(i, last, tmp);
       if (ahead) std::memcpy(tmp, (beside ? beside : batch.beside) + i * width, 4 * width);
       if (part.norm) norm(part, x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
       else std::memcpy(tmp + ahead, x + i * width, 4 * width);
-      k.convert(m, tmp, operand, i, batch.rows);
+      k.convert(m, tmp, operand, i, rows);
       if (part.joined) settle(i, last, tmp);
     });
-    multiply(crew, m, batch.rows, wide);
+    multiply(crew, m, rows, wide);
   }
 
   PlaneType plane_type() const { return static_cast<PlaneType>(batch.plane_type); }
@@ -218,22 +230,27 @@ struct Forward {
     grow(part, i, row, part.heads, dim);
   }
 
-  void attention(Crew& crew, const dw_part* last, const dw_part& part) const {
+  // With `ends` the wanted rows alone are answered, side by side, and the others' places are free.
+  void attention(Crew& crew, const dw_part* last, const dw_part& part, bool ends) const {
     enter(crew, last, part);
     float* tmp = own(crew);
     if (part.latent) expand(crew, part);
     each(crew, batch.rows, [&](int64_t i) { part.latent ? place_latent(part, i, tmp) : place(part, i, tmp); });
-    const int64_t kv = part.kv_heads, count = bundles.size() - 1;
-    for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;)
-      attend(part, bundles[item / kv], bundles[item / kv + 1], item % kv, tmp);
+    const int64_t kv = part.kv_heads, count = ends ? batch.wanted_count : bundles.size() - 1, going_on = ends ? count : rows;
+    for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;) {
+      const int64_t n = item / kv, first = ends ? wanted_row(n) : bundles[n];
+      attend(part, first, ends ? first + 1 : bundles[n + 1], item % kv, tmp);
+    }
     crew.barrier();
     const Matrix& m = matrix(part.down);
-    each(crew, batch.rows, [&](int64_t i) {
-      float* row = inner + i * m.k;
+    each(crew, going_on, [&](int64_t i) {
+      float* row = inner + (ends ? wanted_row(i) : i) * m.k;
       if (part.inner_norm) norm(part, row, part.inner_norm, nullptr, m.k, row);
-      k.convert(m, row, operand, i, batch.rows);
+      k.convert(m, row, operand, i, going_on);
     });
-    multiply(crew, m, batch.rows, wide);
+    for (int64_t i = 0; ends && !crew.me && i < count; i++)  // nobody reads x before all have met
+      if (i != wanted_row(i)) std::memcpy(x + i * s().width, x + wanted_row(i) * s().width, 4 * s().width);
+    multiply(crew, m, going_on, wide);
   }
 
   void recur(Crew& crew, const dw_part* last, const dw_part& part) const {
@@ -260,15 +277,15 @@ struct Forward {
   void feed(Crew& crew, const dw_part* last, const dw_part& part) const {
     enter(crew, last, part);
     const Matrix& m = matrix(part.down);
-    each(crew, batch.rows, [&](int64_t i) {
+    each(crew, rows, [&](int64_t i) {
       float *gate = branch + i * wide, *tmp = own(crew);
       for (int64_t d = 0; part.gate_scale != 1 && part.gate_scale && d < m.k; d++) gate[d] *= part.gate_scale;
       const float* up = part.kind == DW_PER_LAYER_INPUT ? input(i) + part.input * m.k : part.gated ? gate + m.k : nullptr;
       k.activate(part.activation, part.numbers, gate, up, m.k, tmp);
       if (part.inner_norm) norm(part, tmp, part.inner_norm, nullptr, m.k, tmp);
-      k.convert(m, tmp, operand, i, batch.rows);
+      k.convert(m, tmp, operand, i, rows);
     });
-    multiply(crew, m, batch.rows, wide);
+    multiply(crew, m, rows, wide);
   }
 
   // Rows, and what lies beside them, from what is given of another model.
@@ -354,17 +371,18 @@ struct Forward {
     std::memcpy(to + seen, batch.path + from, 4 * (batch.path_end[i] - from));
   }
 
-  // States of the wanted rows that are asked for after so many layers.
+  // States that are asked for after so many layers: of the wanted rows, and of all.
   void keep(Crew& crew, int after) const {
-    for (int n = 0; n < batch.states_count; n++) {
-      if (batch.states_after[n] != after) continue;
-      for (int64_t i = crew.me; i < batch.wanted_count; i += crew.threads) {
-        const float* row = wanted(i);
-        float* to = batch.states[n] + i * s().width;
-        if (after == static_cast<int>(model.layers.size())) last_norm(row, to);
-        else std::memcpy(to, row, 4 * s().width);
-      }
-    }
+    auto copy = [&](const float* row, float* to) {
+      if (after == static_cast<int>(model.layers.size())) last_norm(row, to);
+      else std::memcpy(to, row, 4 * s().width);
+    };
+    for (int n = 0; n < batch.reads_count; n++)
+      for (int64_t i = crew.me; batch.reads_after[n] == after && i < batch.rows; i += crew.threads)
+        copy(x + i * s().width, batch.reads[n] + i * s().width);
+    for (int n = 0; n < batch.states_count; n++)
+      for (int64_t i = crew.me; batch.states_after[n] == after && i < batch.wanted_count; i += crew.threads)
+        copy(wanted(i), batch.states[n] + i * s().width);
   }
 
   void logits(Crew& crew) const {

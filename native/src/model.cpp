@@ -27,7 +27,7 @@ void* Buffer::bytes(size_t wanted) {
 }
 
 // One thread's share of all layers.
-static void run(const Forward& f, Crew& crew, char* mixture) {
+static void run(Forward f, Crew& crew, char* mixture) {
   const dw_batch& batch = f.batch;
   f.each(crew, batch.rows, [&](int64_t i) {
     f.embed(i);
@@ -37,16 +37,20 @@ static void run(const Forward& f, Crew& crew, char* mixture) {
   if (batch.given) f.begin(crew);
   const dw_part* last = nullptr;
   for (int layer = batch.start; layer < batch.stop; layer++) {
+    const bool ends = f.ends_at_wanted(layer);
     for (const dw_part& part : f.model.layers[layer]) {
-      if (part.kind == DW_ATTENTION) f.attention(crew, last, part);
+      if (part.kind == DW_ATTENTION) f.attention(crew, last, part, ends);
       else if (part.kind == DW_RECURRENT) f.recur(crew, last, part);
       else if (part.kind == DW_EXPERTS) experts(f, crew, last, part, mixture);
       else f.feed(crew, last, part);
-      last = &part;
+      if (ends) f.rows = batch.wanted_count;
+      last = f.rows ? &part : nullptr;
+      if (!f.rows) break;
     }
-    bool asked = layer + 1 == batch.stop || std::count(batch.states_after, batch.states_after + batch.states_count, layer + 1);
+    bool asked = layer + 1 == batch.stop || std::count(batch.states_after, batch.states_after + batch.states_count, layer + 1) ||
+                 std::count(batch.reads_after, batch.reads_after + batch.reads_count, layer + 1);
     if (!asked) continue;
-    f.each(crew, batch.rows, [&](int64_t i) { f.settle(i, last, f.own(crew)); });
+    f.each(crew, f.rows, [&](int64_t i) { f.settle(i, last, f.own(crew)); });
     last = nullptr;
     f.keep(crew, layer + 1);
   }
@@ -158,7 +162,7 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
                   inner.room<float>(rows * got),
                   shape.input_table ? inputs.room<float>(rows * shape.inputs * shape.input_width) : nullptr, operand.room<char>(operands),
                   lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own, walks,
-                  latents.room<float>(rows * latent), latent, batch.given ? beside.room<float>(rows * shape.width) : nullptr};
+                  latents.room<float>(rows * latent), latent, batch.given ? beside.room<float>(rows * shape.width) : nullptr, rows};
   char* mixture = mixed ? pairs.room<char>(mixed) : nullptr;
   together(threads, [&](Crew& crew) { run(f, crew, mixture); });
 }

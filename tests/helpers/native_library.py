@@ -57,6 +57,21 @@ def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | 
         return model.forward(batch, held), batch
 
 
+def check_wanted_rows(model: Decoder, tokens: Sequence[int]) -> None:
+    """Whatever rows are wanted have the bits that they have beside all others, and leave what later tokens read."""
+    count, layers = len(tokens) - 1, model.n_layers
+    whole = chain(model, tokens)[0]
+    for wanted in ([count - 1], [1, 3, count - 1], [0], [], [4, 2], [2, 2]):
+        cache = model.new_cache()
+        segment = Segment.causal(cache.lend(len(tokens)), 0, count)
+        batch = Batch.of(model, tokens[:count], range(count), [segment], wanted, states=(layers,))
+        with torch.inference_mode():
+            logits = model.forward(batch, cache)
+        assert logits.shape[0] == len(wanted) and torch.equal(logits, whole[wanted])
+        assert batch.kept[layers].shape[0] == len(wanted)
+        assert torch.equal(chain(model, tokens[count:], count, cache)[0][0], whole[count])
+
+
 def greedy_and_logits() -> tuple[str, list[int], dict[str, Any], dict[str, Any]]:
     """The kernels' name, a greedy text of the embedded target, and by type the logits of 9 tokens and of 3 of them."""
     engine = load(backend="native")

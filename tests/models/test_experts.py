@@ -18,7 +18,7 @@ from draftwood.models.checkpoints import checkpoint
 from draftwood.models.layers.experts import Expert, Experts
 from tests.helpers.enumeration import EnumeratedRandomness
 from tests.helpers.family_models import PROMPT, write
-from tests.helpers.native_library import chain, needs_native
+from tests.helpers.native_library import chain, check_wanted_rows, needs_native
 
 FAMILIES = ["qwen3_moe_mixed", "qwen2_moe", "glm4_moe", "gpt_oss", "gemma4_experts"]
 
@@ -34,6 +34,13 @@ def test_rows_have_the_same_bits_alone(name: str, options: dict[str, Any], backe
     cache.lend(len(PROMPT))
     single = [chain(model, [token], place, cache)[0][0] for place, token in enumerate(PROMPT)]
     assert torch.equal(torch.stack(single), whole)
+
+
+@needs_native
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_that_nobody_wants_are_left_out(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    check_wanted_rows(checkpoint.load(tmp_path, "float32", backend="native"), PROMPT)
 
 
 @needs_native

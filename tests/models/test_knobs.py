@@ -21,7 +21,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig, QueryGrowth, per_layer
 from draftwood.models.latent_config import LatentConfig
 from draftwood.models.rotary import Proportional
-from tests.helpers.native_library import chain, needs_native
+from tests.helpers.native_library import chain, check_wanted_rows, needs_native
 from tests.helpers.small_decoder import decoder
 
 TOKENS = [3, 7, 1, 18, 2, 2, 9, 11, 4, 0, 16, 5]
@@ -123,6 +123,12 @@ def test_rows_have_the_same_bits_alone(name: str, backend: str) -> None:
     cache.lend(len(TOKENS))
     single = [chain(model, [token], place, cache)[0][0] for place, token in enumerate(TOKENS)]
     assert torch.equal(torch.stack(single), whole)
+
+
+@needs_native
+@pytest.mark.parametrize("name", KNOBS)
+def test_rows_that_nobody_wants_are_left_out(name: str) -> None:
+    check_wanted_rows(packed(turned(KNOBS[name]), "native"), TOKENS)
 
 
 def test_layers_have_their_own_knobs() -> None:

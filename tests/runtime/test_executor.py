@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from every_method import submitted
+from native_library import embedded, needs_native
 from test_session import MODEL, VOCAB, check, grow, verdict
 from torch import Tensor
 
@@ -115,6 +116,28 @@ def test_a_sweep_serves_runs_of_every_depth() -> None:
     assert answers[1].shape == (1, 24)
     check(sessions[2], forests[2], [0], answers[2])
     check(sessions[1], forests[1], [0], run([Run(sessions[1], forests[1], [0])])[0])
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
+def test_what_is_read_of_all_rows_comes_with_the_answer(native: bool) -> None:
+    """One forward brings it, of a prompt whose end alone was asked for, with the numbers of states that were asked for."""
+    model = embedded("float32") if native else MODEL
+    rng, layers = random.Random(5), (1, 2, model.n_layers)
+    forests = [Forest.from_prompt([rng.randrange(VOCAB) for _ in range(length)]) for length in (2, 40)]
+    with torch.inference_mode():
+        cache = model.new_cache()
+        sessions = [Session(model, cache) for _ in forests]
+        reading = [Run(one, forest, [0], reads=layers) for one, forest in zip(sessions, forests, strict=True)]
+        for forest, answer in zip(forests, execute(reading), strict=True):
+            assert answer.forwards == 1 and answer.logits.shape[0] == 1 and not answer.hidden
+            session, nodes = Session(model, model.new_cache()), [*map(trunk_node, range(len(forest.trunk))), 0]
+            (asked,) = execute([Run(session, forest, nodes, hidden=layers)])
+            for layer, seen, output in answer.read:
+                assert sorted(seen) == sorted(nodes)
+                rows = [nodes.index(node) for node in seen]
+                close = {"rtol": 0, "atol": 0} if native else {"rtol": 1e-5, "atol": 1e-5}
+                torch.testing.assert_close(output, asked.hidden[layer][rows], **close)
+            assert [layer for layer, *_ in answer.read] == [*layers]
 
 
 def test_the_seconds_of_a_forward_are_shared() -> None:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError
 from draftwood.engine.engine import prepare
-from draftwood.models.cache import LAZY_PAGES, Cache
+from draftwood.models import cache as caches
+from draftwood.models.cache import Cache
 from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
-from draftwood.util.resident import resident
+from draftwood.util.resident import UNTOUCHED, resident
 
 
 def test_memory_for_one_request_only() -> None:
@@ -74,15 +75,15 @@ def test_allocations_that_fail(refused: tuple[int, ...], monkeypatch: pytest.Mon
     for number, (extent, plane) in enumerate(product((first, second), (0, 1)), 1):
         cache.read(plane, extent).fill_(number)
     before = budget.used, cache.slots, (first.base, first.capacity)
-    empty, calls = torch.empty, []
+    make, calls = caches.room_for, []
 
-    def failing(*shape: Any, **options: Any) -> Tensor:
+    def failing(*shape: Any) -> Tensor:
         calls.append(shape)
         if len(calls) in refused:  # the third and sixth lay the first plane as it was
             raise RuntimeError("not enough memory")
-        return empty(*shape, **options)
+        return make(*shape)
 
-    monkeypatch.setattr(torch, "empty", failing)
+    monkeypatch.setattr(caches, "room_for", failing)
     if len(refused) == 1:
         cache.reserve(first, 900)
         assert cache.room == cache.slots and first.capacity >= 900 and budget.used == cache.bytes
@@ -96,7 +97,7 @@ def test_allocations_that_fail(refused: tuple[int, ...], monkeypatch: pytest.Mon
     assert cache.room > cache.slots and written(cache, first, second)
 
 
-@pytest.mark.skipif(not LAZY_PAGES, reason="memory that was never written takes some here")
+@pytest.mark.skipif(UNTOUCHED is None, reason="memory that was never written takes some here")
 def test_planes_grow_up_to_the_budget_without_a_move() -> None:
     """Moving hundreds of megabytes would hold up all requests for a second."""
     budget = MemoryBudget(1 << 30)

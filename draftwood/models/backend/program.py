@@ -49,8 +49,8 @@ from draftwood.models.rotary import Rotary
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads, plane_type; beside, given
-_CALL = Struct("@4i15P4i3Pi2P2i2P")
+# logits, output; states_count; states_after, states; threads, plane_type; beside, given; reads_count; reads_after, reads
+_CALL = Struct("@4i15P4i3Pi2P2i2Pi2P")
 
 
 class Program:
@@ -320,7 +320,10 @@ class Program:
             out = torch.empty(count, config.hidden_size)
         for layer in states:
             batch.kept[layer] = torch.empty(wanted_count, config.hidden_size)
+        for layer in batch.reads:
+            batch.read[layer] = torch.empty(count, config.hidden_size)
         after, kept = array("i", states), data_pointers([batch.kept[layer] for layer in states])
+        read_after, read = array("i", batch.reads), data_pointers([batch.read[layer] for layer in batch.reads])
         at, row, some = _start(table), 4 * count, 4 * len(segments)
         plane_type = PLANE_TYPES[cache.layout[0][2]] if cache.layout else 0
         base = at + 4 * row
@@ -334,6 +337,7 @@ class Program:
             *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads(), plane_type),
             *(0 if beside is None else beside.data_ptr(), states_at if self._given else 0),
+            *(len(batch.reads), _start(read_after), _start(read)),
         )
         if isinstance(cache.states, RecurrentStates):
             with cache.states.planned(batch) as plan:
