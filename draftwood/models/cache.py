@@ -30,6 +30,7 @@ from draftwood.util.resident import UNTOUCHED, room_for
 SPAN_MULTIPLE = 32  # capacities are multiples of this many slots, so that attention can round spans up to whole vectors
 CAPACITY_STEP = 32  # slots by which short extents grow; extents of equal capacity are read in one product
 CPU_ROOM_FACTOR = 2  # how many times the slots in use planes have room for on a CPU at least, so that they seldom move
+IDLE_BYTES = 32 << 20  # of main memory that stay where they are when nothing is lent: to give them back takes longer
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
@@ -164,11 +165,14 @@ class Cache:
         self._clear_planes(extent, before.capacity)
 
     def release(self, extent: Extent) -> None:
-        """Take an extent back, and give back the memory if most of it is idle now."""
+        """Take an extent back, and give back the memory if most of it is idle now; a little stays for the next one."""
         if self.states is not None:
             self.states.release(extent)
         self._lent = [other for other in self._lent if other is not extent]
-        if self.slots > 2 * self.lent + 4 * CAPACITY_STEP or not self._lent:
+        if not self._lent and self.bytes <= IDLE_BYTES and self.device.type == "cpu":
+            self.slots = 0
+            self.budget.take(self, 0)
+        elif self.slots > 2 * self.lent + 4 * CAPACITY_STEP or not self._lent:
             self._move(self.lent)
 
     def read(self, plane: int, extent: Extent, span: int | None = None, count: int = 1) -> Tensor:

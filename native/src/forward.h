@@ -51,7 +51,8 @@ struct Forward {
   // Whether of rows that nobody wants only the keys and values of a layer are needed: nothing reads the others' output.
   bool ends_at_wanted(int layer) const {
     const auto& parts = model.layers[layer];
-    bool plain = layer + 1 == static_cast<int>(model.layers.size()) && batch.wanted_count < batch.rows && !batch.output;
+    bool plain = batch.stop == static_cast<int>(model.layers.size()) && batch.wanted_count < batch.rows && !batch.output;
+    for (int above = layer + 1; plain && above < batch.stop; above++) plain = model.layers[above].empty();
     for (int n = 0; n < batch.reads_count; n++) plain = plain && batch.reads_after[n] <= layer;
     for (size_t n = 0; n < parts.size(); n++)
       plain = plain && !parts[n].joined && (n ? parts[n].kind == DW_FEED_FORWARD || parts[n].kind == DW_EXPERTS : parts[n].kind == DW_ATTENTION);
