@@ -108,7 +108,7 @@ class Auto(DepthController):
 
     @property
     def prepares(self) -> bool:
-        """Where requests share passes it takes time to keep what a model would read: more than it takes once to catch up."""
+        """Where requests share passes, to keep what a model would read takes more time than to catch up once."""
         return self._model_drafts or self._load.drafting == 1
 
     # -- what is estimated ---------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_sweep_serves_runs_of_every_depth() -> None:
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 def test_what_is_read_of_all_rows_comes_with_the_answer(native: bool) -> None:
-    """One forward brings it, of a prompt whose end alone was asked for, with the numbers of states that were asked for."""
+    """One forward brings it, of a prompt whose end alone was asked for: the numbers of states that are asked for."""
     model = embedded("float32") if native else MODEL
     rng, layers = random.Random(5), (1, 2, model.n_layers)
     forests = [Forest.from_prompt([rng.randrange(VOCAB) for _ in range(length)]) for length in (2, 40)]

@@ -49,7 +49,8 @@ from draftwood.models.rotary import Rotary
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads, plane_type; beside, given; reads_count; reads_after, reads
+# logits, output; states_count; states_after, states; threads, plane_type; beside, given; reads_count; reads_after,
+# reads
 _CALL = Struct("@4i15P4i3Pi2P2i2Pi2P")
 
 
