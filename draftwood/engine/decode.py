@@ -38,6 +38,7 @@ def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tup
     generation.depth.start(generation.streams, generation.current_load(forest))
     yield from generation.drafter.draft(forest, generation.depth, forest.room - 1, generation.propose)
     reads = generation.drafter.reads if generation.depth.prepares else ()
-    answer = yield Run(generation.target, forest, forest.unforwarded, hidden=generation.states, reads=reads)
+    nodes = forest.unforwarded
+    answer = yield Run(generation.target, forest, nodes, hidden=generation.states, reads=reads, log_probs=True)
     target = generation.distributions(forest, answer)
     return generation.verify(forest, target, generation.streams), target

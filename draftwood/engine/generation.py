@@ -85,7 +85,8 @@ class Generation:
             # drafts end where the grammar cannot be followed, the text must not
             edit = chained(self.grammar.checked, edit)
         hidden = next(iter(answer.hidden.values()), None)
-        return Distributions(forest, answer.logits, self.request.params, edit, hidden, answer.read)
+        params = self.request.params
+        return Distributions(forest, answer.logits, params, edit, hidden, answer.read, answer.log_probs)
 
     def note(self, round_: Round) -> None:
         """Collect a round."""

@@ -178,7 +178,7 @@ class RoundRecorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = torch.log_softmax(target.logits(list(row)), -1)
+        raw = target.log_probs(list(row))
         logprobs = [element(raw[row[parent]], token) for parent, token in edges]
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")

@@ -54,7 +54,8 @@ class PartialRun:
         """The answer of a run without rows left, one row per node."""
         parts, answer = self.parts, self.answer
         if len(parts) == 1:
-            answer.logits, answer.hidden = parts[0][1].logits, parts[0][1].hidden
+            part = parts[0][1]
+            answer.logits, answer.hidden, answer.log_probs = part.logits, part.hidden, part.log_probs
         elif parts:
             order = torch.tensor([place for places, _ in parts for place in places]).argsort()
             logits = torch.cat([part.logits for _, part in parts])
@@ -150,6 +151,8 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         reads=tuple(sorted([layer for layer in reads if start < layer <= stop])),
     )
     output, seconds = _timed(model, batch, session)
+    together = last and 1 < len(members) == len(wanted) and all(each.run.log_probs for each, _ in members)
+    log_probs = torch.log_softmax(output, -1) if together else None
     kept = 0
     for (each, job), (places, first) in zip(members, places_of, strict=True):
         count, answer = len(job.rows), each.answer
@@ -179,6 +182,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
                     for layer in each.run.hidden
                 }
                 part = Answer(logits, states)
+                part.log_probs = None if log_probs is None else log_probs[kept:end]
             else:
                 part = Answer(answer.logits, {stop: output[wanted[kept:end]]})
             each.parts.append((places, part))

@@ -45,7 +45,8 @@ class Run:
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet. A run `needs_cached_state` where it cannot do without keys and values that other
     runs left: if they are gone, because the request was put back for want of memory, the answer is `EVICTED`, and the
-    run may be asked for once more.
+    run may be asked for once more. `log_probs` says that log-probabilities are of use, which many requests that ask for
+    one row each are given, since they take less time if they are made together.
     """
 
     session: Session
@@ -57,6 +58,7 @@ class Run:
     hidden: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     needs_cached_state: bool = False
+    log_probs: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -78,6 +80,7 @@ class Answer:
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0
+    log_probs: Tensor | None = None  # log-softmax of the logits, if that was made for many requests together
 
 
 EVICTED = Answer(torch.empty(0, 0))

@@ -135,8 +135,9 @@ class Distributions:
 
     `logits` [n, V] (and `hidden` [n, D], what the head read, where it was asked for) answer the forest's fresh nodes in
     order; what the forest knows from earlier rounds is found, too. `read` has what the drafter reads of the target, as
-    (layer, nodes, output [n, D]). `edit` is what happens to logits before the temperature, if
-    anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never edited, warped or normalised.
+    (layer, nodes, output [n, D]), `log_probs` the log-softmax of the logits, if it is known. `edit` is what happens to
+    logits before the temperature, if anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never
+    edited, warped or normalised.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Distributions:
         edit: Edit | None = None,
         hidden: Tensor | None = None,
         read: Sequence[tuple[int, Sequence[int], Tensor]] = (),
+        log_probs: Tensor | None = None,
     ) -> None:
         self.forest = forest
         self.params = params
@@ -154,6 +156,7 @@ class Distributions:
         self._edit = edit
         self._hidden = hidden
         self.read = read
+        self._log_probs = log_probs
         self._probs: dict[int, Tensor] = {}
         self._best: list[int] | None = None  # of each fresh node
 
@@ -164,6 +167,12 @@ class Distributions:
         if first >= fresh and list(nodes) == list(range(first, end)):  # a view costs less than an index
             return self._logits[first - fresh : end - fresh]
         return torch.stack([self.row(node) for node in nodes])
+
+    def log_probs(self, nodes: Sequence[int]) -> Tensor:
+        """Log-softmax of untouched logits [len(nodes), V]."""
+        if self._log_probs is not None and list(nodes) == [self.forest.fresh]:
+            return self._log_probs
+        return torch.log_softmax(self.logits(nodes), -1)
 
     def row(self, node: int) -> Tensor:
         """Untouched logits [V] after a node."""
