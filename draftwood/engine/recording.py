@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, TRUNK, Forest, Verdict
