@@ -73,13 +73,19 @@ def table() -> str:
     measured = documents("files")
     if not measured:
         return ""
-    prompt = measured[0]["settings"]["prompt"]
+    prompts = {document["run"]: document["settings"]["prompt"] for document in measured}
+    prompt = prompts[measured[0]["run"]]
+    behind = frame("files", "contexts")
     found, rows, speeds = frame("files", "files"), frame("files", "rows"), speed("files")
     lines = []
     for run, engines in found.groupby("run", sort=False):
+        if run in set(behind.get("run", ())):
+            continue  # the same file once more
         line: dict[str, Any] = {"file": run, "types": engines["types"].iloc[0]}
         for name, (field, form, unit) in COLUMNS.items():
             line[name] = both(engines, field, form, unit)
+        if prompts[str(run)] != prompt:
+            line["prompt, s"] += f" ({prompts[str(run)]} tokens)"
         line["speed"] = times(speeds[run], True) if run in speeds else "-"
         for count in MANY_ROWS:
             line[f"{count} rows"] = both(rows[(rows["run"] == run) & (rows["rows"] == count)], "to_one", ".2f", 1)
@@ -91,7 +97,31 @@ pass of several rows over that of one. Types but a model's first were written by
 
 {markdown(pd.DataFrame(lines))}
 
-{sources("files")}"""
+{long_texts(behind)}{requests_at_once()}{sources("files")}"""
+
+
+def long_texts(behind: pd.DataFrame) -> str:
+    """What a token takes behind long contexts, a sentence for each."""
+    if behind.empty:
+        return ""
+    told = [
+        f"Behind {context:,} tokens a token takes {both(rows, 'ms', '.1f', 1)} ms (`{run}`)."
+        for (run, context), rows in behind.groupby(["run", "context"], sort=False)
+    ]
+    return " ".join(told) + "\n\n"
+
+
+def requests_at_once() -> str:
+    """Tokens per second of plain requests at once, a sentence for each file."""
+    plain = frame("real-serving", "serving", method="plain")
+    if plain.empty:
+        return ""
+    told = [
+        f"Of `{run}`, {', '.join(map(str, rows['load']))} plain requests at once get "
+        f"{', '.join(format(value(each), '.0f') for each in rows['tokens_per_second'])} tokens per second together."
+        for run, rows in plain.groupby("run", sort=False)
+    ]
+    return f"{' '.join(told)} {sources('real-serving')}\n\n"
 
 
 def both(rows: pd.DataFrame, field: str, form: str, unit: float) -> str:
