@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.kinds.files import OURS, THEIRS
-from benchmarks.pages.tables import documents, frame, markdown, sources, times, value
+from benchmarks.pages.tables import documents, frame, markdown, sources, text, times, value
 
 COLUMNS = {  # field, format, unit of the field
     "ms a token": ("token_ms", ".1f", 1),
@@ -105,7 +105,8 @@ def long_texts(behind: pd.DataFrame) -> str:
     if behind.empty:
         return ""
     told = [
-        f"Behind {context:,} tokens a token takes {both(rows, 'ms', '.1f', 1)} ms (`{run}`)."
+        f"Behind {context:,} tokens a token takes {both(rows, 'ms', '.1f', 1)} ms "
+        f"(`{run}`, n={rows['ms'].iloc[0]['n']})."
         for (run, context), rows in behind.groupby(["run", "context"], sort=False)
     ]
     return " ".join(told) + "\n\n"
@@ -117,8 +118,9 @@ def requests_at_once() -> str:
     if plain.empty:
         return ""
     told = [
-        f"Of `{run}`, {', '.join(map(str, rows['load']))} plain requests at once get "
-        f"{', '.join(format(value(each), '.0f') for each in rows['tokens_per_second'])} tokens per second together."
+        f"Of `{run}` in the bits of its file, {', '.join(map(str, rows['load']))} plain requests at once get together, "
+        f"prompts included, {', '.join(text(each, '.0f', '', True) for each in rows['tokens_per_second'])} tokens per "
+        "second."
         for run, rows in plain.groupby("run", sort=False)
     ]
     return f"{' '.join(told)} {sources('real-serving')}\n\n"

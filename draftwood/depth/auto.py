@@ -108,7 +108,7 @@ class Auto(DepthController):
 
     @property
     def prepares(self) -> bool:
-        """Where requests share passes, to keep what a model would read takes more time than to catch up once."""
+        """As of any controller; where requests share passes only if a model drafts: the others catch up if it pays."""
         return self._model_drafts or self._load.drafting == 1
 
     # -- what is estimated ---------------------------------------------------------------------------------------------

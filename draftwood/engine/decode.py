@@ -38,7 +38,6 @@ def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tup
     generation.depth.start(generation.streams, generation.current_load(forest))
     yield from generation.drafter.draft(forest, generation.depth, forest.room - 1, generation.propose)
     reads = generation.drafter.reads if generation.depth.prepares else ()
-    nodes = forest.unforwarded
-    answer = yield Run(generation.target, forest, nodes, hidden=generation.states, reads=reads, log_probs=True)
+    answer = yield Run(generation.target, forest, forest.unforwarded, hidden=generation.states, reads=reads)
     target = generation.distributions(forest, answer)
     return generation.verify(forest, target, generation.streams), target

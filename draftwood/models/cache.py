@@ -325,11 +325,7 @@ class Cache:
     def _new_plane(self, plane: int, room: int, blocks: Sequence[tuple[Extent, Extent]]) -> Tensor:
         """A new plane for `room` slots, with the contents of the present one moved; `blocks` are pairs (from, to)."""
         heads, width, dtype = self.layout[plane]
-        if self.device.type == "cpu":
-            made = room_for(room * heads, width, dtype)
-        else:
-            with torch.inference_mode(False):  # so that it may be written in any mode
-                made = torch.empty(room * heads, width, dtype=dtype, device=self.device)
+        made = room_for(room * heads, width, dtype, self.device)
         old = self.planes[plane]
         for was, now in blocks:
             count = min(was.capacity, now.capacity)

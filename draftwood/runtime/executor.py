@@ -85,8 +85,8 @@ def run_layers(pending: Sequence[PartialRun], limits: Collection[int]) -> float:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
-    ends a forward. A forward's seconds are shared out evenly among the
-    runs in it. Returns the rows that were computed, those of layer ranges by their share.
+    ends a forward. A forward's seconds are shared out evenly among the runs in it. Returns the rows that were computed,
+    those of layer ranges by their share.
     """
     todo = [(each, rows) for each, limit in zip(pending, limits, strict=True) if (rows := each.rows[:limit])]
     computed = 0.0
@@ -151,8 +151,9 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         reads=tuple(sorted([layer for layer in reads if start < layer <= stop])),
     )
     output, seconds = _timed(model, batch, session)
-    together = last and 1 < len(members) == len(wanted) and all(each.run.log_probs for each, _ in members)
-    log_probs = torch.log_softmax(output, -1) if together else None
+    # which the target's answers are read for; of one row for each request they take less time if made together
+    together = last and 1 < len(members) == len(wanted) and not any(each.run.drafts for each, _ in members)
+    log_probs = torch.log_softmax(output, -1) if together and head else None
     kept = 0
     for (each, job), (places, first) in zip(members, places_of, strict=True):
         count, answer = len(job.rows), each.answer

@@ -38,15 +38,14 @@ class Run:
     computed on the way.
 
     `logits` says whether logits are wanted, `hidden` the output of which layers, 1 to n_layers, the last one after the
-    final norm, `reads` the output of which layers below the last of every row that is computed, on the way too. With
-    `upto` = N, layers [0, N) alone are computed and their output is the answer; a later run resumes at N from what the
-    session kept. N = 0 computes nothing, but gives slots to what has none.
+    final norm, `reads` the same of every row that is computed, on the way too. With `upto` = N, layers [0, N) alone are
+    computed and their output is the answer; a later run resumes at N from what was kept. N = 0 computes nothing, but
+    gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet. A run `needs_cached_state` where it cannot do without keys and values that other
     runs left: if they are gone, because the request was put back for want of memory, the answer is `EVICTED`, and the
-    run may be asked for once more. `log_probs` says that log-probabilities are of use, which many requests that ask for
-    one row each are given, since they take less time if they are made together.
+    run may be asked for once more.
     """
 
     session: Session
@@ -58,7 +57,6 @@ class Run:
     hidden: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     needs_cached_state: bool = False
-    log_probs: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -70,8 +68,8 @@ class Run:
 class Answer:
     """The output of a model at a run's nodes; `seconds` is the run's share of the forwards that it took.
 
-    `rows` counts what was computed in rows of full depth: layer ranges count by their share. `read` holds the output of
-    the layers `Run.reads`, and maybe of others, as forwards showed it.
+    `rows` counts what was computed in rows of full depth: layer ranges count by their share. `read` holds what
+    `Run.reads` asks for, as forwards showed it.
     """
 
     logits: Tensor  # [n, V], float32 or float64; [n, 0] where none were wanted
@@ -80,14 +78,12 @@ class Answer:
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0
-    log_probs: Tensor | None = None  # log-softmax of the logits, if that was made for many requests together
+    log_probs: Tensor | None = None  # log-softmax of the logits, where requests had theirs made together
 
 
 EVICTED = Answer(torch.empty(0, 0))
 
-Decoding: TypeAlias = Generator[
-    Run | Event, Answer | None, None
-]  # decoding code: yields runs and events, is sent answers
+Decoding: TypeAlias = Generator[Run | Event, Answer | None, None]  # yields runs and events, is sent answers
 
 
 class TokenRow(NamedTuple):

@@ -19,17 +19,17 @@ LINUX_FLAG = 0x4000 if sys.platform == "linux" and machine() in ("x86_64", "aarc
 UNTOUCHED: int | None = getattr(mmap, "MAP_NORESERVE", LINUX_FLAG)
 
 
-def room_for(rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """A new tensor [rows, width] of any content in main memory, which takes none until it is written, if that can be.
+def room_for(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A new tensor [rows, width] of any content, which may be written in any mode.
 
-    It does not count as memory that a process has when it is forked. Raises OSError, RuntimeError or MemoryError.
+    In main memory it takes none until it is written, where the system can do that, and does not count as memory that a
+    process has when it is forked. Raises OSError, RuntimeError or MemoryError where there is no room.
     """
     count = rows * width * dtype.itemsize
-    if UNTOUCHED is None or not count:
-        with torch.inference_mode(False):  # so that it may be written in any mode
-            return torch.empty(rows, width, dtype=dtype)
-    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | UNTOUCHED)
     with torch.inference_mode(False):
+        if device.type != "cpu" or UNTOUCHED is None or not count:
+            return torch.empty(rows, width, dtype=dtype, device=device)
+        pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | UNTOUCHED)
         return torch.frombuffer(pages, dtype=dtype).view(rows, width)
 
 
