@@ -48,11 +48,12 @@ def measure(
     target: Annotated[Path | None, typer.Option(help="Target in place of the pair's.", rich_help_panel=MODELS)] = None,
     draft: Annotated[Path | None, typer.Option(help="Draft in place of the pair's.", rich_help_panel=MODELS)] = None,
     drafter: Annotated[
-        Literal["model", "exit", "lookup", "skip"], typer.Option(help="What drafts.", rich_help_panel=MODELS)
+        Literal["model", "exit", "eagle", "lookup", "skip"], typer.Option(help="What drafts.", rich_help_panel=MODELS)
     ] = "model",
     exit: Annotated[
         Path | None, typer.Option(help="Of --drafter exit; of eesd in place of one to train.", rich_help_panel=MODELS)
     ] = None,
+    head: Annotated[Path | None, typer.Option(help="Of --drafter eagle.", rich_help_panel=MODELS)] = None,
     heads: Annotated[Path | None, typer.Option(help="Directory of Medusa heads.", rich_help_panel=MODELS)] = None,
     dtype: Annotated[str, typer.Option(rich_help_panel=MODELS)] = "auto",
     draft_dtype: Annotated[str | None, typer.Option(rich_help_panel=MODELS)] = None,
@@ -82,7 +83,10 @@ def measure(
     beside: Any = known.draft if known is not None and known.draft is not None else []
     types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
     engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
-    drafts = {} if drafter == "model" else {"drafter": drafter} | ({"exit": str(exit)} if exit is not None else {})
+    file = {"exit": exit, "eagle": head}.get(drafter)
+    drafts = {} if drafter == "model" else {"drafter": drafter}
+    if file is not None:
+        drafts["exit" if drafter == "exit" else "head"] = str(file)
     heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
     own = Models(name, engine, checkpoint, data, prompts, given, heads_at, exit_at, drafts)
     listed = list(script.measure(Study(settings, own, size, out)))
