@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads.eagle import save
+from draftwood.models.heads.eagle import load, save
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
@@ -33,7 +35,10 @@ class EagleRun(ExitRun):
         if self.settings.vocabulary is not None and self.settings.vocabulary < self.target.vocab_size:
             known = self.texts.frequent(self.settings.vocabulary)
         self.target.requires_grad_(False)
-        return _Steps(EagleHead.of(self.target, words=known), self.settings.unroll)
+        head = EagleHead.of(self.target, words=known)
+        if self.settings.start is not None:
+            begin_with(head, load(self.settings.start, self.target, packed=False), self.target)
+        return _Steps(head, self.settings.unroll)
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
         head = self.exit.head
@@ -82,6 +87,29 @@ class EagleRun(ExitRun):
             log_p = None if answer is None else answer[:, k:-1][here]
             places.append((rows[:, k - 1 : -1][here], ahead[:, k:][here], log_p))
         return places
+
+
+@torch.no_grad()
+def begin_with(head: EagleHead, trained: EagleHead, target: Decoder) -> None:
+    """Give a new head the weights of a trained one that reads the same layers.
+
+    The row of a token that the trained head does not know is the target's, moved as its known rows were moved from the
+    target's: by least squares. Raises ConfigurationError where the heads have other shapes.
+    """
+    rows, known = target.head.weight.float(), trained.words
+    known = torch.arange(trained.decoder.head.weight.shape[0]) if known is None else known.cpu()
+    weights = {name: part.float() for name, part in trained.named_parameters() if name != "decoder.embed.weight"}
+    learned = weights["decoder.head.weight"]
+    before = F.pad(rows[known], (0, 1), value=1.0)
+    moved = torch.linalg.solve(before.T @ before + torch.eye(before.shape[1]), before.T @ (learned - rows[known]))
+    every = rows + F.pad(rows, (0, 1), value=1.0) @ moved
+    every[known] = learned
+    weights["decoder.head.weight"] = every if head.words is None else every[head.words.cpu()]
+    own = dict(head.named_parameters())
+    if head.reads != trained.reads or any(own[name].shape != part.shape for name, part in weights.items()):
+        raise ConfigurationError("the head to start from reads other layers or has another shape; leave --start out")
+    for name, part in weights.items():
+        own[name].copy_(part)
 
 
 class _Steps(nn.Module):

@@ -80,6 +80,12 @@ class EagleSettings(TrainSettings):
         json_schema_extra={"usual": "all"},
     )
     decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k has weight X^(k-1).")
+    start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Directory of a trained head to begin with; its vocabulary may be another.",
+        json_schema_extra={"metavar": "DIR", "usual": "a copy of the target's last layer"},
+    )
 
 
 class DFlashSettings(TrainSettings):

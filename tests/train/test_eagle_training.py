@@ -10,10 +10,12 @@ from small_decoder import VOCAB, decoder
 
 from draftwood import Engine
 from draftwood.engine.loading import EMBEDDED
+from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.heads import eagle
-from draftwood.train.eagle import EagleRun
+from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.train.eagle import EagleRun, begin_with
 from draftwood.train.settings import EagleSettings
 from draftwood.train.texts import Texts
 
@@ -54,6 +56,20 @@ def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> 
     engine = Engine(decoder(3), [head])
     plain = engine.generate([3, 4], "autoregressive", {"temperature": 0}, max_new_tokens=12)
     assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
+
+
+def test_a_run_begins_with_a_trained_head_of_another_vocabulary(tmp_path: Path) -> None:
+    small = run(tmp_path / "small", vocabulary=12, steps=40)
+    list(small.train(100, 40, torch.float32))
+    same = run(tmp_path / "same", vocabulary=12, start=str(tmp_path / "small"))
+    assert same.measure()["acceptance"] == pytest.approx(small.progress.curve[-1]["acceptance"], abs=1e-6)
+    larger = run(tmp_path / "larger", start=str(tmp_path / "small"))
+    new, trained = larger.exit.head, small.exit.head
+    assert torch.equal(new.decoder.head.weight[trained.words], trained.decoder.head.weight)
+    assert torch.equal(new.fc.weight, trained.fc.weight)
+    assert larger.measure()["loss"] < run(tmp_path / "anew").measure()["loss"]
+    with pytest.raises(ConfigurationError, match="leave --start out"):
+        begin_with(new, EagleHead.of(larger.target, reads=(1,)), larger.target)
 
 
 @pytest.mark.slow
