@@ -1,9 +1,9 @@
 """Trains what drafts for SmolLM2-135M-Instruct, from its file alone: `python -m recipes.smollm2_drafters DATA WORK`.
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
-makes an EAGLE head, a draft model, Medusa heads and an exit of them: some hours on two cores. Each command goes
-on where it was stopped. `--card` measures what was trained on the prompts that are held out, and writes the table of
-benchmarks/trained/smollm2/README.md.
+makes an EAGLE head, a draft model, Medusa heads and an exit of them; the head goes on with texts to messages that the
+model wrote, too (recipes/own_prompts.py). Some hours on two cores. Each command goes on where it was stopped. `--card`
+measures what was trained on the prompts that are held out, for the table of benchmarks/trained/smollm2/README.md.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes import own_prompts
 from recipes.real_models import SMOLLM2, fetch
 from recipes.shared_prompts import split, write
 
 TEXTS = ("--chat", "--max-new-tokens", "224", "--concurrency", "32")
 SAMPLES = (("544", "1"), ("695", "0.8"), ("695", "0.8"), ("695", "0.8"))  # texts of each seed, their temperature
+OWN_PROMPTS = 4000  # messages that the model writes
+OWN_TEXTS = ("--chat", "--max-new-tokens", "144", "--concurrency", "32")
+OWN_SAMPLES = (("1823", "0.8"), ("700", "0"))  # texts to the second half of the messages, and to the first
 ROWS = ("--distill", "0.9", "--held-out", "8", "--save-every", "40", "--measure-every", "40")
 CARD_TOKENS = 48
 DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
@@ -34,6 +38,7 @@ class DrafterRecipe:
     arguments: Sequence[str]
     method: Mapping[str, Any]
     option: str | None = None  # of the method, that names its directory; None: it is loaded as a draft model
+    further: Sequence[str] = ()  # arguments of a second run, which begins with what the first one made
 
 
 DRAFTERS = {
@@ -42,6 +47,20 @@ DRAFTERS = {
         ("--vocabulary", "3840", "--unroll", "3", "--steps", "2200", "--batch", "4", "--warmup", "40"),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
+        (
+            "--vocabulary",
+            "6144",
+            "--unroll",
+            "3",
+            "--steps",
+            "1150",
+            "--batch",
+            "4",
+            "--warmup",
+            "40",
+            "--rate",
+            "7e-4",
+        ),
     ),
     "draft": DrafterRecipe(
         "draft",
@@ -68,13 +87,46 @@ def train(data: Path, work: Path, only: Sequence[str]) -> None:
     target, texts = fetch(SMOLLM2), work / "texts.jsonl"
     write(data, work / "prompts")
     parts = [work / f"texts-{seed}.jsonl" for seed in range(len(SAMPLES))]
-    for seed, (part, (count, temperature)) in enumerate(zip(parts, SAMPLES, strict=True)):
-        prompts = ("--prompts", work / "prompts" / "train.jsonl", "--count", count, "--temperature", temperature)
-        draftwood("corpus", target, *prompts, *TEXTS, "--seed", str(seed), "--out", part)
-    texts.write_bytes(b"".join(part.read_bytes() for part in parts))
+    for seed, (part, sample) in enumerate(zip(parts, SAMPLES, strict=True)):
+        write_texts(target, work / "prompts" / "train.jsonl", sample, seed, part, TEXTS)
+    join(parts, texts)
     for name in only:
-        made = DRAFTERS[name]
-        draftwood(made.command, target, "--data", texts, *ROWS, *made.arguments, "--out", work / name)
+        made, out = DRAFTERS[name], work / name
+        first = work / f"{name}-first" if made.further else out
+        draftwood(made.command, target, "--data", texts, *ROWS, *made.arguments, "--out", first)
+        if made.further:
+            more = own_texts(target, texts, work)
+            draftwood(made.command, target, "--data", more, *ROWS, *made.further, "--start", first, "--out", out)
+
+
+def own_texts(target: Path, texts: Path, work: Path) -> Path:
+    """A file of `texts`, and of those that the model writes to messages of its own."""
+    messages, more = work / "own-prompts.jsonl", work / "more-texts.jsonl"
+    if not messages.is_file():
+        own_prompts.write(str(target), OWN_PROMPTS, messages)
+    lines = messages.read_text("utf-8").splitlines(keepends=True)
+    halves = lines[len(lines) // 2 :], lines[: len(lines) // 2]
+    parts = [work / f"own-texts-{number}.jsonl" for number in range(len(halves))]
+    for number, (part, half, sample) in enumerate(zip(parts, halves, OWN_SAMPLES, strict=True)):
+        prompts = work / f"own-prompts-{number}.jsonl"
+        prompts.write_text("".join(half), "utf-8")
+        write_texts(target, prompts, sample, 11 + number, part, OWN_TEXTS)
+    join([texts, *parts], more)
+    return more
+
+
+def write_texts(
+    target: Path, prompts: Path, sample: tuple[str, str], seed: int, out: Path, options: Sequence[str]
+) -> None:
+    """Have the model write so many texts at a temperature."""
+    count, temperature = sample
+    how = ("--count", count, "--temperature", temperature, *options, "--seed", str(seed))
+    draftwood("corpus", target, "--prompts", prompts, *how, "--out", out)
+
+
+def join(parts: Sequence[Path], whole: Path) -> None:
+    """Put the lines of files one after the other."""
+    whole.write_bytes(b"".join(part.read_bytes() for part in parts))
 
 
 def draftwood(command: str, target: Path, *arguments: str | Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from draftwood.core.records import BeamLayer, Kind
+from draftwood.core.row_tops import LogitsRow
 from draftwood.core.topology import TRUNK as TRUNK
 
 FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
@@ -82,7 +83,7 @@ class Forest:
     score: dict[int, float] = field(default_factory=dict)  # root -> log-likelihood of its generated part (beams)
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
-    known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
+    known: dict[int, LogitsRow] = field(default_factory=dict)  # node -> the target's logits after it
     forced: set[int] = field(default_factory=set)  # drafts that a grammar leaves no choice about: they are certain
     copied: set[int] = field(default_factory=set)  # drafts that lookup found
     fresh: int = 0
@@ -213,7 +214,7 @@ class Verdict:
     attempted: int = 0
     score: Sequence[float] = ()
     layers: Sequence[BeamLayer] = ()
-    known: Mapping[int, Tensor] = field(default_factory=dict)  # node -> [V]: the target's logits that may be used again
+    known: Mapping[int, LogitsRow] = field(default_factory=dict)  # of nodes: the target's logits that may be used again
 
 
 def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], Forest]:

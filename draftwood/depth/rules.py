@@ -6,6 +6,7 @@ in the forest, since dropping it would bias the output.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
+from draftwood.core.row_tops import RowTops
 from draftwood.depth.load import ALONE, Load
 from draftwood.sampling.distributions import Streams, element
 
@@ -46,6 +48,7 @@ class DraftState:
     chances: Sequence[float] = ()
     ahead: Sequence[float] = ()
     drawn: Sequence[float] = ()
+    tops: RowTops | None = None  # of the logits, where they are known
 
     def confidences(self) -> list[float]:
         """The draft's probability of each picked token, as drawn or of its softmax, and lookup's of its own."""
@@ -54,6 +57,9 @@ class DraftState:
     def _confidences(self) -> list[float]:
         if self.logits is None or not self.picked:
             return []
+        if self.tops is not None:
+            log_sums = self.tops.log_sums
+            return [math.exp(element(self.logits[row], token) - log_sums[row]) for row, token in self.picked]
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
             ((row, token),) = self.picked
             return [element(self.logits[row].softmax(-1), token)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
+from draftwood.core.row_tops import RowTops
 from draftwood.depth import NOTHING, DepthController
 from draftwood.draft.suffix import EarlierAnswers
 from draftwood.runtime.session import Answer, Run
@@ -48,14 +49,19 @@ class Proposer:
         count: int | ChildCounts,
         replacement: bool,
         best: int = 0,
+        tops: RowTops | None = None,
     ) -> list[int]:
         """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct.
 
         A function says how many each node gets, before they are drawn; at temperature 0 q is the softmax of the logits.
         `best` of them are the draft's most probable tokens, the others are drawn from the rest (Hu et al., arXiv
-        2502.18779: greedy drafts).
+        2502.18779: greedy drafts). `tops` is what is known of the logits.
         """
         children: list[int] = []
+        if tops is not None and self.params.greedy and self._takes_top(logits, count):
+            for node, token in zip(nodes, tops.best, strict=True):
+                children += forest.propose(node, [token], None)
+            return children
         if self.grammar is not None:
             children = [child for node in nodes if (child := self.force(forest, node)) is not None]
         if children:
@@ -83,6 +89,10 @@ class Proposer:
             if tokens:
                 children += forest.propose(node, tokens, q[row], replacement)
         return list(dict.fromkeys(children))
+
+    def _takes_top(self, logits: Tensor, count: int | ChildCounts) -> bool:
+        """Whether of logits [n, V_draft] the largest of each row is all that is wanted, as it is."""
+        return count == 1 and self.edit is None and logits.shape[-1] == self.vocab_size
 
     def _propose_best(
         self,

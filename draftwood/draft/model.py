@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
+from draftwood.core.row_tops import RowTops
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
@@ -99,9 +100,9 @@ class ModelDrafter(Drafter):
             return []
         answer = yield from source.answer(forest, nodes, "hidden" in needs)
         best = width - 1 if self.greedy else 0
-        children = propose(forest, nodes, answer.logits, width, self.replacement, best)
+        children = propose(forest, nodes, answer.logits, width, self.replacement, best, answer.tops)
         if needs - LOAD:
-            layer.note(forest, nodes, children, propose.fit(answer.logits), answer.hidden.values())
+            layer.note(forest, nodes, children, propose.fit(answer.logits), answer.hidden.values(), answer.tops)
         return children
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
@@ -124,6 +125,7 @@ class _Layer:
     nodes: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)  # [n, V] of each source
     hidden: list[Tensor] = field(default_factory=list)  # [n, D] of each source
+    tops: list[RowTops | None] = field(default_factory=list)  # of each source's logits
     picked: list[tuple[int, int]] = field(default_factory=list)
     drawn: list[float] = field(
         default_factory=list
@@ -136,6 +138,7 @@ class _Layer:
         children: Sequence[int],
         logits: Tensor,
         hidden: Iterable[Tensor],
+        tops: RowTops | None,
     ) -> None:
         """Add what one source drew below `nodes` from its logits [n, V]."""
         rows = {node: row for row, node in enumerate(nodes, sum(map(len, self.logits)))}
@@ -147,12 +150,14 @@ class _Layer:
                     self.drawn.append(element(q, token))
         self.logits.append(logits)
         self.hidden += hidden
+        self.tops.append(tops)
 
     def state(self, depth: int, copied: Sequence[float], ahead: Sequence[float]) -> DraftState:
         """The state after this layer, the last of `depth`; chances of lookup as `DraftState` has them."""
         drawn = self.drawn if len(self.drawn) == len(self.picked) else ()
         logits, hidden = _joined(self.logits), _joined(self.hidden)
-        return DraftState(depth, self.nodes, logits, self.picked, hidden, copied, ahead, drawn)
+        tops = self.tops[0] if len(self.tops) == 1 else None
+        return DraftState(depth, self.nodes, logits, self.picked, hidden, copied, ahead, drawn, tops)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:

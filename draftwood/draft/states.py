@@ -213,7 +213,7 @@ class HeadSource(StateSource):
             answer = yield from self.ask(forest, layer, tuple(sorted({carried, norm})) if hidden else (carried,))
             self._own.update(zip(layer, answer.hidden[carried], strict=True))
             if layer == nodes and not hidden:
-                return Answer(answer.logits)
+                return Answer(answer.logits, tops=answer.tops)
             logits.update(zip(layer, answer.logits, strict=True))
             if hidden:
                 seen.update(zip(layer, answer.hidden[norm], strict=True))

@@ -86,7 +86,7 @@ class Generation:
             edit = chained(self.grammar.checked, edit)
         hidden = next(iter(answer.hidden.values()), None)
         params = self.request.params
-        return Distributions(forest, answer.logits, params, edit, hidden, answer.read, answer.log_probs)
+        return Distributions(forest, answer.logits, params, edit, hidden, answer.read, answer.tops)
 
     def note(self, round_: Round) -> None:
         """Collect a round."""

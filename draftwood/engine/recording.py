@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-from torch import Tensor
-
 from draftwood.core.forest import FINISHED, TRUNK, Forest, Verdict
 from draftwood.core.records import Beam, EmittedToken, Ranking, Round, TopLogprobs
+from draftwood.core.row_tops import LogitsRow
 from draftwood.engine.stopping import Ending
 from draftwood.errors import NonFiniteError
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling.distributions import Distributions, element, largest
+from draftwood.sampling.distributions import Distributions, largest, log_prob
 from draftwood.verify.bound import bounds
 
 BOUNDED_ROUNDS = 16  # of so many rounds, by the place of its root, one is compared with what any rule could accept
@@ -177,8 +176,8 @@ class RoundRecorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = target.log_probs(list(row))
-        logprobs = [element(raw[row[parent]], token) for parent, token in edges]
+        raw = target.normalised(list(row))
+        logprobs = [log_prob(raw[row[parent]], token) for parent, token in edges]
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
         top: list[TopLogprobs] = [[]] * len(row)
@@ -237,9 +236,13 @@ def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
     return layers
 
 
-def likeliest(log_probs: Tensor, count: int) -> list[TopLogprobs]:
-    """The `count` most probable tokens of each row [n, V] with their log-probabilities, impossible ones left out."""
+def likeliest(rows: Sequence[LogitsRow], count: int) -> list[TopLogprobs]:
+    """Of each row, as `normalised` gives it, the `count` most probable tokens with their log-probabilities.
+
+    Impossible ones are left out.
+    """
     return [
-        list(zip(tokens, row[tokens].tolist(), strict=True))
-        for row, tokens in zip(log_probs, largest(log_probs, count), strict=True)
+        [(token, log_prob(row, token)) for token in tokens]
+        for row in rows
+        for tokens in largest(row.logits[None], count)
     ]

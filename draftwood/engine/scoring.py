@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from draftwood.core.forest import Forest
 from draftwood.core.records import TopLogprobs
+from draftwood.core.row_tops import LogitsRow
 from draftwood.core.topology import trunk_node
 from draftwood.engine.recording import likeliest
 from draftwood.runtime.session import Decoding, Run, Session
+from draftwood.sampling.distributions import log_prob, normalised
 
 PIECE = 256  # tokens whose logits are held at once
 ROWS = 16  # of them, whose log-probabilities are
@@ -34,8 +34,10 @@ def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Dec
         answer = yield Run(session, forest, [trunk_node(place) for place in range(start, end)])
         assert answer is not None
         for place in range(start, end, ROWS):
-            raw = torch.log_softmax(answer.logits[place - start :][:ROWS], -1)
-            following = torch.tensor(tokens[place + 1 : place + 1 + len(raw)], device=raw.device)
-            scores.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
-            scores.top_logprobs += likeliest(raw, top) if top else [[]] * len(raw)
+            some = range(place - start, min(place + ROWS, end) - start)
+            log_sums = [None if answer.tops is None else answer.tops.log_sums[row] for row in some]
+            rows = normalised(list(map(LogitsRow, answer.logits[some.start : some.stop], log_sums)))
+            following = tokens[place + 1 : place + 1 + len(rows)]
+            scores.logprobs += [log_prob(row, token) for row, token in zip(rows, following, strict=True)]
+            scores.top_logprobs += likeliest(rows, top) if top else [[]] * len(rows)
     yield scores

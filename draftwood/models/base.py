@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draftwood.core.row_tops import RowTops
 from draftwood.models.cache import Cache
 from draftwood.models.extents import Extent
 from draftwood.models.memory_budget import MemoryBudget
@@ -102,6 +103,7 @@ class Batch:
     device_of: CausalModel | Tensor | None = None  # tensors are made on the device of this; None: the CPU
     kept: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `states` -> [n, D], wanted rows
     read: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `reads` -> [N, D]
+    tops: RowTops | None = field(init=False, default=None)  # set by the model where it knows them: of what it returns
     _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 
     @classmethod

@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from draftwood.core.row_tops import RowTops
 from draftwood.models.base import Batch, CausalModel
 from draftwood.runtime import threads
 from draftwood.runtime.session import Answer, ForwardJob, Run, Session, TokenRow
@@ -55,9 +56,10 @@ class PartialRun:
         parts, answer = self.parts, self.answer
         if len(parts) == 1:
             part = parts[0][1]
-            answer.logits, answer.hidden, answer.log_probs = part.logits, part.hidden, part.log_probs
+            answer.logits, answer.hidden, answer.tops = part.logits, part.hidden, part.tops
         elif parts:
             order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+            answer.tops = _joined([part.tops for _, part in parts if part.tops is not None], order.tolist())
             logits = torch.cat([part.logits for _, part in parts])
             answer.logits = logits[order] if len(logits) else logits  # none where lower layers were asked for
             answer.hidden = {
@@ -65,6 +67,12 @@ class PartialRun:
             }
         answer.read = self.recorded
         return answer
+
+
+def _joined(parts: Sequence[RowTops], order: Sequence[int]) -> RowTops | None:
+    """Those of all parts, in an order; None where some part has none."""
+    whole = RowTops([best for part in parts for best in part.best], [each for part in parts for each in part.log_sums])
+    return whole.of(order) if len(whole.best) == len(order) else None
 
 
 @cache
@@ -151,9 +159,6 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         reads=tuple(sorted([layer for layer in reads if start < layer <= stop])),
     )
     output, seconds = _timed(model, batch, session)
-    # which the target's answers are read for; of one row for each request they take less time if made together
-    together = last and 1 < len(members) == len(wanted) and not any(each.run.drafts for each, _ in members)
-    log_probs = torch.log_softmax(output, -1) if together and head else None
     kept = 0
     for (each, job), (places, first) in zip(members, places_of, strict=True):
         count, answer = len(job.rows), each.answer
@@ -183,7 +188,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
                     for layer in each.run.hidden
                 }
                 part = Answer(logits, states)
-                part.log_probs = None if log_probs is None else log_probs[kept:end]
+                part.tops = None if batch.tops is None else batch.tops.of(slice(kept, end))
             else:
                 part = Answer(answer.logits, {stop: output[wanted[kept:end]]})
             each.parts.append((places, part))

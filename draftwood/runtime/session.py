@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.row_tops import RowTops
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.errors import RequestError
 from draftwood.models.base import CausalModel, Segment
@@ -78,7 +79,7 @@ class Answer:
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0
-    log_probs: Tensor | None = None  # log-softmax of the logits, where requests had theirs made together
+    tops: RowTops | None = None  # of the logits, where the model knows them
 
 
 EVICTED = Answer(torch.empty(0, 0))

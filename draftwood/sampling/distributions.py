@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
+from draftwood.core.row_tops import LogitsRow, RowTops
 from draftwood.sampling import truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
@@ -115,6 +116,21 @@ def element(row: Tensor, place: int) -> float:
     return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
 
 
+def normalised(rows: Sequence[LogitsRow]) -> list[LogitsRow]:
+    """Rows [V] whose numbers less `log_sum` are the log-softmax of some logits: those with a `log_sum` as they are."""
+    others = [row.logits for row in rows if row.log_sum is None]
+    if not others:
+        return list(rows)
+    made = iter(torch.log_softmax(torch.stack(others), -1))
+    return [LogitsRow(next(made), 0.0) if row.log_sum is None else row for row in rows]
+
+
+def log_prob(row: LogitsRow, token: int) -> float:
+    """The log-probability of a token by a row that is `normalised`."""
+    assert row.log_sum is not None
+    return element(row.logits, token) - row.log_sum
+
+
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:
     """Probability [..., 1] of the last token in the smallest set of the descending `top` whose sum reaches `mass`."""
     before = top.cumsum(-1) - top  # probability in front of each token
@@ -135,8 +151,8 @@ class Distributions:
 
     `logits` [n, V] (and `hidden` [n, D], what the head read, where it was asked for) answer the forest's fresh nodes in
     order; what the forest knows from earlier rounds is found, too. `read` has what the drafter reads of the target, as
-    (layer, nodes, output [n, D]), `log_probs` the log-softmax of the logits, if it is known. `edit` is what happens to
-    logits before the temperature, if anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never
+    (layer, nodes, output [n, D]), `tops` what is known of the logits. `edit` is what happens to logits before the
+    temperature, if anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never
     edited, warped or normalised.
     """
 
@@ -148,7 +164,7 @@ class Distributions:
         edit: Edit | None = None,
         hidden: Tensor | None = None,
         read: Sequence[tuple[int, Sequence[int], Tensor]] = (),
-        log_probs: Tensor | None = None,
+        tops: RowTops | None = None,
     ) -> None:
         self.forest = forest
         self.params = params
@@ -156,7 +172,7 @@ class Distributions:
         self._edit = edit
         self._hidden = hidden
         self.read = read
-        self._log_probs = log_probs
+        self._tops = tops
         self._probs: dict[int, Tensor] = {}
         self._best: list[int] | None = None  # of each fresh node
 
@@ -166,18 +182,18 @@ class Distributions:
         fresh = self.forest.fresh
         if first >= fresh and list(nodes) == list(range(first, end)):  # a view costs less than an index
             return self._logits[first - fresh : end - fresh]
-        return torch.stack([self.row(node) for node in nodes])
+        return torch.stack([self.row(node).logits for node in nodes])
 
-    def log_probs(self, nodes: Sequence[int]) -> Tensor:
-        """Log-softmax of untouched logits [len(nodes), V]."""
-        if self._log_probs is not None and list(nodes) == [self.forest.fresh]:
-            return self._log_probs
-        return torch.log_softmax(self.logits(nodes), -1)
+    def normalised(self, nodes: Sequence[int]) -> list[LogitsRow]:
+        """As `normalised` of the untouched logits after some nodes."""
+        return normalised([self.row(node) for node in nodes])
 
-    def row(self, node: int) -> Tensor:
-        """Untouched logits [V] after a node."""
-        fresh = self.forest.fresh
-        return self._logits[node - fresh] if node >= fresh else self.forest.known[node]
+    def row(self, node: int) -> LogitsRow:
+        """Untouched logits after a node."""
+        row = node - self.forest.fresh
+        if row < 0:
+            return self.forest.known[node]
+        return LogitsRow(self._logits[row], None if self._tops is None else self._tops.log_sums[row])
 
     def edited(self, nodes: Sequence[int]) -> Tensor:
         """Logits [len(nodes), V] after penalties and biases."""
@@ -214,6 +230,8 @@ class Distributions:
         row = node - self.forest.fresh
         if self._edit is not None or row < 0:
             return best(self.edited([node]))[0]
+        if self._tops is not None:
+            return self._tops.best[row]
         if self._best is None:  # of all rows at once, which costs hardly more than one
             self._best = best(self._logits)
         return self._best[row]
@@ -223,11 +241,10 @@ class Distributions:
         row = node - self.forest.fresh
         return self._hidden[row] if self._hidden is not None and row >= 0 else None
 
-    def fresh(self) -> dict[int, Tensor]:
-        """The logits [V] of each fresh node whose sequence goes on."""
+    def fresh(self) -> dict[int, LogitsRow]:
+        """The logits of each fresh node whose sequence goes on."""
         nodes = range(self.forest.fresh, len(self.forest))
-        rows = zip(nodes, self._logits.unbind(), strict=True)
-        return {node: row for node, row in rows if node not in self.forest.finished}
+        return {node: self.row(node) for node in nodes if node not in self.forest.finished}
 
 
 MASK64 = (1 << 64) - 1

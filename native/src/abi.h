@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 12 };
+enum { DW_VERSION = 13 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -149,6 +149,8 @@ typedef struct {
   int32_t reads_count;
   const int32_t* reads_after; /* as states_after */
   float* const* reads;        /* [rows][width] each, of all rows */
+  int64_t* best;   /* [wanted_count] the token of each row's largest logit, the first among equals */
+  float* log_sums; /* [wanted_count] the logarithm of the sum of e^logit; both with logits only */
 } dw_batch;
 
 /* How the rows of a head begin that reads states of another model: `fc` makes one of what is given, unless its last number is

@@ -398,6 +398,7 @@ struct Forward {
       float* row = branch + i * head_wide;
       for (int64_t d = 0; s().logit_scale != 1 && d < s().vocabulary; d++) row[d] *= s().logit_scale;
       if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
+      k.top(row, s().vocabulary, batch.best + i, batch.log_sums + i);
       if (model.tokens.empty()) {
         std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
         return;
@@ -405,6 +406,7 @@ struct Forward {
       float* to = batch.logits + i * model.vocabulary;
       std::fill(to, to + model.vocabulary, model.absent);
       for (int64_t d = 0; d < s().vocabulary; d++) to[model.tokens[d]] = row[d];
+      batch.best[i] = model.tokens[batch.best[i]];
     });
   }
 };

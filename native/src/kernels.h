@@ -159,6 +159,8 @@ struct Kernels {
   void (*damp)(float* x, const float* gate, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)
   void (*cap)(float* x, float cap, int64_t n);
+  // Of x [n] the place of the largest, the first among equals, and log sum e^x.
+  void (*top)(const float* x, int64_t n, int64_t* best, float* log_sum);
   // Put x [dim] into a row of a plane.
   void (*keep)(PlaneType type, const float* x, int64_t dim, void* row);
   // Attention of `count` queries to the rows of one head of keys and values.

@@ -64,6 +64,23 @@ static bool attends(const Kernels& set, PlaneType type, int64_t dim, int64_t n, 
   }
   return near;
 }
+
+// Whether of n numbers, some of them equal, the first of the largest is found, and the logarithm of the sum of their e^x.
+static bool tops(const Kernels& set, int64_t n) {
+  std::mt19937 random(static_cast<unsigned>(n));
+  std::normal_distribution<float> normal(0, 8);
+  std::vector<float> x(n);
+  for (float& v : x) v = std::round(normal(random));
+  double total = 0;
+  for (float v : x) total += std::exp(static_cast<double>(v));
+  int64_t best = -1;
+  float log_sum = 0;
+  set.top(x.data(), n, &best, &log_sum);
+  bool right = best == std::max_element(x.begin(), x.end()) - x.begin() && std::fabs(log_sum - std::log(total)) < 4e-6 * std::max(1.0, std::fabs(std::log(total)));
+  x[n / 2] = std::nanf("");
+  set.top(x.data(), n, &best, &log_sum);
+  return right && std::isnan(log_sum);
+}
 }  // namespace dw
 
 int main() {
@@ -77,6 +94,7 @@ int main() {
     for (int64_t dim : {1, 6, 64, 70, 300})
       for (int64_t n : {1, 15, 40})
         for (int count : {1, 2, 3, 8}) wrong += !attends(kernels(), type, dim, n, count);
+  for (int64_t n : {1, 7, 16, 33, 1024, 5000}) wrong += !tops(kernels(), n);
   std::printf("%s of %s: %d wrong\n", kernels().name, runnable(), wrong);
   return wrong != 0;
 }

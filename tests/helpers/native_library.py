@@ -57,6 +57,14 @@ def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | 
         return model.forward(batch, held), batch
 
 
+def check_tops(batch: Batch, logits: Tensor) -> None:
+    """What a forward tells of its rows is true of them; what it tells of one is the same beside others."""
+    assert batch.tops is not None
+    assert list(batch.tops.best) == logits.argmax(-1).tolist()
+    sums = torch.logsumexp(logits.double(), -1)
+    assert torch.allclose(torch.tensor(list(batch.tops.log_sums)).double(), sums, rtol=1e-6, atol=2e-6)
+
+
 def check_wanted_rows(model: Decoder, tokens: Sequence[int]) -> None:
     """Whatever rows are wanted have the bits that they have beside all others, and leave what later tokens read."""
     count, layers = len(tokens) - 1, model.n_layers
@@ -69,6 +77,7 @@ def check_wanted_rows(model: Decoder, tokens: Sequence[int]) -> None:
             logits = model.forward(batch, cache)
         assert logits.shape[0] == len(wanted) and torch.equal(logits, whole[wanted])
         assert batch.kept[layers].shape[0] == len(wanted)
+        check_tops(batch, logits)
         assert torch.equal(chain(model, tokens[count:], count, cache)[0][0], whole[count])
 
 

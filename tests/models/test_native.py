@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import VOCAB, write
-from native_library import KV_TYPES, TYPES, chain, embedded, needs_native, python
+from native_library import KV_TYPES, TYPES, chain, check_tops, embedded, needs_native, python
 
 import draftwood
 from draftwood.errors import ModelError
@@ -154,6 +154,25 @@ def test_any_number_of_threads_computes_the_same_bits(kind: str, threads: Callab
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             assert torch.equal(one, other)
+
+
+@needs_native
+def test_what_is_told_of_rows_does_not_depend_on_their_company(model: Decoder) -> None:
+    logits, batch = chain(model, TEXT)
+    check_tops(batch, logits)
+    cache = model.new_cache()
+    for place, token in enumerate(TEXT):
+        alone = chain(model, [token], place, cache)[1].tops
+        assert alone is not None and batch.tops is not None
+        assert (alone.best[0], alone.log_sums[0]) == (batch.tops.best[place], batch.tops.log_sums[place])
+
+
+@needs_native
+def test_of_equal_logits_the_first_is_told(model: Decoder) -> None:
+    model.head = native.NativeMatrix(torch.zeros(model.vocab_size, model.config.hidden_size), None)
+    logits, batch = chain(model, TEXT)
+    check_tops(batch, logits)
+    assert batch.tops is not None and not any(batch.tops.best)
 
 
 @needs_native

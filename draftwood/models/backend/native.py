@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 FP8_FORMAT, FP8_INPUTS = 256, 128  # of StoredRows: a float32 scale before so many numbers of 8 bits (e4m3)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwood.core.row_tops import RowTops
 from draftwood.errors import ModelError
 from draftwood.models.alibi import Alibi
 from draftwood.models.backend.native import (
@@ -50,8 +51,8 @@ ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pyt
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads, plane_type; beside, given; reads_count; reads_after,
-# reads
-_CALL = Struct("@4i15P4i3Pi2P2i2Pi2P")
+# reads, best, log_sums
+_CALL = Struct("@4i15P4i3Pi2P2i2Pi4P")
 
 
 class Program:
@@ -315,6 +316,7 @@ class Program:
         else:
             place, first, wanted_count = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
         to_end = stop == self.n_layers
+        best, log_sums = array("q", bytes(8 * wanted_count)), array("f", bytes(4 * wanted_count))
         if to_end:
             out = torch.empty(wanted_count, self._vocabulary if batch.head else 0)
         else:
@@ -338,7 +340,7 @@ class Program:
             *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads(), plane_type),
             *(0 if beside is None else beside.data_ptr(), states_at if self._given else 0),
-            *(len(batch.reads), _start(read_after), _start(read)),
+            *(len(batch.reads), _start(read_after), _start(read), _start(best), _start(log_sums)),
         )
         if isinstance(cache.states, RecurrentStates):
             with cache.states.planned(batch) as plan:
@@ -346,6 +348,8 @@ class Program:
                 check(loaded_library().dw_forward_walks(self.handle, call, walks.call) != 0)
         else:
             check(self._forward(self.handle, call) != 0)
+        if to_end and batch.head:
+            batch.tops = RowTops(best, log_sums)
         return out
 
 
@@ -377,5 +381,5 @@ def _halves(rope: Rotary, reach: int) -> tuple[Tensor, Tensor]:
     return cos[:, 0].chunk(2, -1)[0].contiguous(), sin[:, 0].chunk(2, -1)[1].contiguous()
 
 
-def _start(values: array[int]) -> int:
+def _start(values: array[int] | array[float]) -> int:
     return values.buffer_info()[0]

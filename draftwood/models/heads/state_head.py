@@ -85,7 +85,10 @@ class StateHead(DecoderWrapper, nn.Module):
         """
         decoder, part = self.decoder, batch.stop is not None
         if decoder.native:
-            return self.program.forward(replace(batch, hidden=x), cache, beside)
+            inner = replace(batch, hidden=x)
+            logits = self.program.forward(inner, cache, beside)
+            batch.tops = inner.tops
+            return logits
         metadata = decoder.attention_metadata(batch, cache)
         for meta in metadata:
             meta.beside = None if beside is None else beside[None]

@@ -1,6 +1,7 @@
 // A whole kernel set: the includer sets DW_SET (its namespace and name) and DW_WIDTH (floats in a vector).
 #include <cmath>
 #include <cstring>
+#include <limits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -21,5 +22,5 @@ namespace dw::DW_SET {
 #include "recurrent.h"
 
 extern const Kernels table;
-const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, convolve, recur, damp, cap, keep, attend};
+const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, convolve, recur, damp, cap, top, keep, attend};
 }  // namespace dw::DW_SET

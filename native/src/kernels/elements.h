@@ -86,6 +86,34 @@ static void damp(float* x, const float* gate, int64_t n) {
   vectors(n, [&](int64_t i, int64_t c) { put(x + i, some(x + i, c) / (1.f + exp(-some(gate + i, c))), c); });
 }
 
+// Of x [n] the place of the largest, the first among equals, and log sum e^x: NaN where a number is NaN.
+static void top(const float* x, int64_t n, int64_t* best, float* log_sum) {
+  constexpr int64_t BLOCK = 1024;  // summed up by themselves: a sum of all would lose digits
+  const float least = -std::numeric_limits<float>::infinity();
+  const auto part = [&](int64_t i, int64_t c) {
+    Floats v = some(x + i, c);
+    if (c < WIDTH) for (int64_t j = c; j < WIDTH; j++) v[j] = least;
+    return v;
+  };
+  float largest = least;
+  int64_t from = 0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    Floats tops = all(least);
+    vectors(n - first < BLOCK ? n - first : BLOCK, [&](int64_t i, int64_t c) { tops = larger(part(first + i, c), tops); });
+    const float its = most(tops);
+    if (its > largest) largest = its, from = first;
+  }
+  *best = from;
+  while (*best + 1 < n && x[*best] != largest) ++*best;
+  double total = 0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    Floats sums{};
+    vectors(n - first < BLOCK ? n - first : BLOCK, [&](int64_t i, int64_t c) { sums += exp(part(first + i, c) - largest); });
+    total += sum(sums);
+  }
+  *log_sum = static_cast<float>(largest + std::log(total));
+}
+
 static void cap(float* x, float limit, int64_t n) {
   vectors(n, [&](int64_t i, int64_t c) { put(x + i, limit * tanh(some(x + i, c) / limit), c); });
 }
