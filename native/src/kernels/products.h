@@ -141,7 +141,7 @@ DW_INLINE void steps(Ints (&total)[R][VECTORS], const int32_t* x, const uint8_t*
       total[r][v] = gained;
     }
   }
-  asm volatile("" ::: "memory");  // not the codes of several steps at once: registers are short
+  if constexpr (WIDTH < 16 || R > 4) asm volatile("" ::: "memory");  // not the codes of several steps at once: registers are short
   if constexpr (S + 1 < END) steps<Kind, R, S + 1, END>(total, x, codes);
 }
 
