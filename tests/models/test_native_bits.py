@@ -23,20 +23,24 @@ from draftwood.corpus import DOMAINS, documents
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Answer
 
 pytestmark = needs_native
 PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", seed=5), 1)]
 
 
-def check(walk: Walk, logits: torch.Tensor, nodes: range, rng: random.Random) -> None:
-    """A node's logits, and keys and values of what it sees, are those of its tokens alone in a fresh cache."""
+def check(walk: Walk, answer: Answer, nodes: range, rng: random.Random) -> None:
+    """A node's logits, what is told of them, and keys and values of what it sees, are those of its tokens alone in a fresh cache."""
     session, model = walk.session, walk.session.model
     assert isinstance(model, Decoder) and session.extent is not None
     node = rng.choice(nodes)
     tokens = walk.forest.sequence(node)
     cache = model.new_cache()
-    plain, _ = chain(model, tokens, cache=cache)
-    assert torch.equal(logits[node - nodes.start], plain[-1])
+    plain, batch = chain(model, tokens, cache=cache)
+    row = node - nodes.start
+    assert torch.equal(answer.logits[row], plain[-1])
+    assert answer.tops is not None and batch.tops is not None
+    assert answer.tops.of([row]) == batch.tops.of([len(tokens) - 1])
     path = [session._node_slot[each] for each in walk.forest.path(node)]
     slots = [*session._trunk_slot[: session.cached].tolist(), *path]
     assert len(slots) == len(tokens)
@@ -57,7 +61,7 @@ def walk_together(model: Decoder, shapes: list[tuple[int, str]], rounds: int) ->
             if (i + step) % 3 == 2:
                 execute([replace(run, upto=1)])
         for walk, run, answer in zip(chosen, runs, execute(runs), strict=True):
-            check(walk, answer.logits, run.nodes, rng)  # type: ignore[arg-type]
+            check(walk, answer, run.nodes, rng)  # type: ignore[arg-type]
             walk.commit()
             slots = walk.session._trunk_slot[: walk.session.cached].tolist()
             shuffled += slots != sorted(slots)

@@ -83,6 +83,11 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
         assert found.hidden[head.n_layers].shape == (len(nodes), 24)
 
     check(forest.roots)
+    again = driven(source.answer(forest, forest.roots))
+    assert (again.tops is not None) == (held == "native")
+    if again.tops is not None:
+        assert list(again.tops.best) == again.logits.argmax(-1).tolist()
+        assert again.tops.log_sums[0] == pytest.approx(float(again.logits[0].logsumexp(-1)), rel=1e-5)
     children = forest.propose(forest.roots[0], [7, 8], None)
     check(children)
     below = forest.propose(children[1], [6], None) + forest.propose(children[0], [5, 6], None)
