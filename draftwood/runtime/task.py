@@ -60,13 +60,16 @@ class DecodingTask(Generic[Event]):
         while yielded is not None and not isinstance(yielded, Run):
             self.events.append(yielded)
             self.has_read = True
-            if self.wake is not None and self.wake_each:
-                self.wake()
             yielded = next(self._decoding, None)
         self.run = yielded
         if yielded is not None and not yielded.drafts:
             self.target_rows = len(yielded.nodes)
         return yielded is not None
+
+    def announce(self) -> None:
+        """Wake whoever waits for the request, if they want each event and there are some."""
+        if self.wake is not None and self.wake_each and self.events:
+            self.wake()
 
     def end(self, error: BaseException | None = None) -> None:
         """Give back what the request holds; after an error nothing that it computed is left to other requests."""

@@ -95,17 +95,18 @@ class RequestRun:
             await self.aclose()
             raise
 
-    async def events(self) -> AsyncGenerator[Iterator[tuple[int, StreamEvent]], None]:
-        """Batches of (index of the generation, event) as they come; an event counts in the metrics when it is taken."""
+    async def events(self) -> AsyncGenerator[list[tuple[int, StreamEvent]], None]:
+        """Batches of (index of the generation, event) as they come, counted in the metrics."""
         try:
             await self.start()
             assert self._batch is not None
             async for events in self._batch:
-                yield self._counted(events, time.perf_counter())
+                self._count(events, time.perf_counter())
+                yield events
         finally:
             await self.aclose()
 
-    def _counted(self, events: list[tuple[int, StreamEvent]], now: float) -> Iterator[tuple[int, StreamEvent]]:
+    def _count(self, events: list[tuple[int, StreamEvent]], now: float) -> None:
         metrics = self.service.metrics
         for index, event in events:
             first = not self._last_event[index]
@@ -117,7 +118,6 @@ class RequestRun:
                 beams = event.result.beams  # of which all tokens count
                 self.token_counts[index] = sum(len(beam.tokens) for beam in beams) or len(event.result.tokens)
                 metrics.finished(event.result, now - self.start_time)
-            yield index, event
 
     async def aclose(self) -> None:
         """Cancel the generations that have not ended."""
@@ -130,9 +130,13 @@ class RequestRun:
 
     async def finish(self) -> None:
         """Run to the end."""
-        async for events in self.events():
-            for _ in events:
-                pass
+        async for _ in self.events():
+            pass
+
+    @property
+    def over(self) -> bool:
+        """Whether all generations have ended."""
+        return None not in self.results
 
     @property
     def finished(self) -> list[GenerationResult]:
