@@ -207,20 +207,20 @@ async def _chunks(
     try:
         async with asyncio.timeout(run.service.settings.request_seconds), aclosing(run.events()) as batches:
             async for events in batches:
-                parts = [part for place, event in events for part in run.deltas(place, event)]
-                parts = [part for part in parts if part[1].text or part[1].finish or part[1].tokens]
+                made = chain.from_iterable(starmap(run.deltas, events))
+                parts = [part for part in made if part[1].text or part[1].finish or part[1].tokens]
                 if not parts:
                     continue
                 size = sum([piece.size for _, piece in parts])
-                size += sum(echo.size for echo in echoed) * (len(begun) < run.plan.generations)
+                if echoed and len(begun) < run.plan.generations:
+                    size += sum(echo.size for echo in echoed)
                 if usage:
                     last = end = f'], "usage": {json.dumps(run.usage) if continuous else "null"}}}\n\n'
                 else:
                     end = "]}\n\n"
                     last = f'], "metrics": {json.dumps(run.summary["metrics"])}}}\n\n' if run.over else end
                 yield await run.service.answers.write(partial(text, parts, end, last), size)
-        if usage:
-            yield f"{start}], {json.dumps(run.summary)[1:]}\n\n"
-        yield "data: [DONE]\n\n"
+        summary = f"{start}], {json.dumps(run.summary)[1:]}\n\n" if usage else ""
+        yield f"{summary}data: [DONE]\n\n"
     except Exception as error:
         yield f"data: {json.dumps(run.service.logged_error(error, 'while it was streamed').document)}\n\n"

@@ -159,8 +159,9 @@ class RequestRun:
         """
         beams = self.plan.beams
         if event.result is None or not beams:
-            characters, tokens = self._sent[index]
-            self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
+            if beams:
+                characters, tokens = self._sent[index]
+                self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
             finish = None if event.result is None else FINISH_REASONS[event.result.finish_reason]
             before = self.generations[index].request.prompt
             part = Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish, before=before)
