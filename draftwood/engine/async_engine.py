@@ -252,12 +252,12 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
 
     async def __anext__(self) -> list[tuple[int, StreamEvent]]:
         try:
-            await self.begin()
+            if self._bell is None:
+                await self.begin()
             while self._live and not self._closed:
                 if events := self._taken():
                     return events
-                if self._live:
-                    assert self._bell is not None
+                if self._live and self._bell is not None:
                     await self._bell.heard()
         except BaseException:
             await self.aclose()
@@ -267,16 +267,16 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
     def _taken(self) -> list[tuple[int, StreamEvent]]:
         """Take the events that have come by now."""
         taken: list[tuple[int, StreamEvent]] = []
-        for place, request in list(self._live):
+        for place, request in tuple(self._live):
             task = request.task
-            done = task.done
-            while task.events:
-                taken.append((place, stream_event(request.generation, task.events.popleft())))
-            if done and task.error is not None:
-                if taken:
-                    break  # first what came before
-                raise task.error
+            done, events = task.done, task.events
+            while events:
+                taken.append((place, stream_event(request.generation, events.popleft())))
             if done:
+                if task.error is not None:
+                    if taken:
+                        break  # first what came before
+                    raise task.error
                 self._live.remove((place, request))
         return taken
 

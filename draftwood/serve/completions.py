@@ -211,15 +211,17 @@ async def _chunks(
                 parts = [part for part in made if part[1].text or part[1].finish or part[1].tokens]
                 if not parts:
                     continue
-                size = sum([piece.size for _, piece in parts])
-                if echoed and len(begun) < run.plan.generations:
-                    size += sum(echo.size for echo in echoed)
                 if usage:
                     last = end = f'], "usage": {json.dumps(run.usage) if continuous else "null"}}}\n\n'
                 else:
                     end = "]}\n\n"
                     last = f'], "metrics": {json.dumps(run.summary["metrics"])}}}\n\n' if run.over else end
-                yield await run.service.answers.write(partial(text, parts, end, last), size)
+                if form.logprobs:  # of which there may be many
+                    size = sum(piece.size for _, piece in parts)
+                    size += sum(echo.size for echo in echoed) * (len(begun) < run.plan.generations)
+                    yield await run.service.answers.write(partial(text, parts, end, last), size)
+                else:
+                    yield text(parts, end, last)
         summary = f"{start}], {json.dumps(run.summary)[1:]}\n\n" if usage else ""
         yield f"{summary}data: [DONE]\n\n"
     except Exception as error:

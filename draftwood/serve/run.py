@@ -38,7 +38,7 @@ class _ChunkWriter(h11.Connection):
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         sent = super().send(event)
         if type(event) is h11.Response:
-            self._chunked = CHUNKED in sent
+            self._chunked = CHUNKED in sent.lower()
         return sent
 
 
