@@ -67,6 +67,7 @@ class RequestRun:
         self.token_counts = [0] * plan.generations  # of each generation so far; of beams the tokens that all share
         self._batch: AsyncBatch | None = None
         self._last_event: list[float] = [0.0] * plan.generations
+        self._beams = plan.beams
         self._sent = [(0, 0)] * plan.generations  # of beams: characters and tokens of the first that were parts so far
         self._joules = service.metrics.joules()
         self._started = False  # and its end is not counted yet
@@ -157,15 +158,14 @@ class RequestRun:
 
         The hypotheses of a beam method are choices: the first grows by what all share, the others come at the end.
         """
-        beams = self.plan.beams
-        if event.result is None or not beams:
-            if beams:
+        if event.result is None or not self._beams:
+            if self._beams:
                 characters, tokens = self._sent[index]
                 self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
             finish = None if event.result is None else FINISH_REASONS[event.result.finish_reason]
             before = self.generations[index].request.prompt
             part = Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish, before=before)
-            return [(index * self.plan.n if beams else index, part)]
+            return [(index * self.plan.n if self._beams else index, part)]
         characters, tokens = self._sent[index]
         best, *others = pieces(event.result)
         text, top = best.text[characters:], best.top[tokens:]
