@@ -28,8 +28,8 @@ CLOSE_SECONDS = 1  # for connections to close
 CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"  # in the head of an answer whose body has chunks
 
 
-class _ChunkWriter(h11.Connection):
-    """Writes the chunks of a body at a tenth of the cost: they change no state."""
+class ChunkWriter(h11.Connection):
+    """Writes the chunks of a body without a look through the states of HTTP, of which they change none."""
 
     _chunked = False  # whether the body under way has chunks
 
@@ -50,7 +50,7 @@ class TimedConnection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
-        self.conn = _ChunkWriter(h11.SERVER)
+        self.conn = ChunkWriter(h11.SERVER)
         application: Any = config.app
         settings: ServeSettings = application.state.service.settings
         self._seconds, self._max_connections = settings.client_seconds, settings.max_connections
