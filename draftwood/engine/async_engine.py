@@ -57,8 +57,8 @@ class AsyncEngine:
             self, prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **options
         )
         try:
-            await one.begin(False, awake := asyncio.Event())
-            await _ended(one.task, awake)
+            await one.begin(False, bell := _Bell())
+            await _ended(one.task, bell)
             for round_ in one.task.events:
                 one.generation.note(round_)
             return one.generation.result()
@@ -86,12 +86,12 @@ class AsyncEngine:
 
     async def score(self, prompt: Prompt, top_logprobs: int = 0) -> PromptScores:
         """As `Engine.score`."""
-        awake = asyncio.Event()
+        bell = _Bell()
         checked = await asyncio.to_thread(self.engine.requests.scoring, prompt, top_logprobs)
         task = self.engine.builder.scoring_task(*checked)
         try:
-            self._submit(task, awake, each=False)
-            await _ended(task, awake)
+            self._submit(task, bell, each=False)
+            await _ended(task, bell)
             return task.events.popleft()
         finally:
             self.engine.driver.cancel(task)
@@ -117,8 +117,8 @@ class AsyncEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    def _submit(self, task: DecodingTask[Any], awake: asyncio.Event, each: bool) -> None:
-        """Queue a task that sets `awake`, of the running event loop: at each of its events, or at its end alone."""
+    def _submit(self, task: DecodingTask[Any], bell: _Bell, each: bool) -> None:
+        """Queue a task that rings a bell of the running event loop: when there are events, or at its end alone."""
         loop, live = asyncio.get_running_loop(), self._live
         with self._lock:
             alarm = self._alarms.setdefault(loop, _Alarm(loop))
@@ -126,7 +126,7 @@ class AsyncEngine:
         def wake() -> None:
             if task.done:
                 live.discard(task)
-            alarm.ring(awake)
+            alarm.ring(bell)
 
         task.wake, task.wake_each = wake, each
         with self._lock:
@@ -140,34 +140,50 @@ class AsyncEngine:
             raise
 
 
+class _Bell:
+    """What one coroutine waits with, behind each look at the tasks that ring it; in between it rings unheard."""
+
+    def __init__(self) -> None:
+        self._heard: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake the coroutine, in its event loop."""
+        if self._heard is not None and not self._heard.done():
+            self._heard.set_result(None)
+
+    def heard(self) -> asyncio.Future[None]:
+        """To be awaited: the next time that it rings."""
+        self._heard = asyncio.get_running_loop().create_future()
+        return self._heard
+
+
 class _Alarm:
-    """Wakes coroutines of one event loop from other threads: many with one call, because each is a system call."""
+    """Rings bells of one event loop from other threads: many with one call, because each is a system call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
-        self._due: deque[asyncio.Event] = deque()
+        self._due: deque[_Bell] = deque()
         self._called = False
 
-    def ring(self, awake: asyncio.Event) -> None:
-        """Have an event set, from any thread."""
-        self._due.append(awake)
+    def ring(self, bell: _Bell) -> None:
+        """Have a bell rung, from any thread."""
+        self._due.append(bell)
         loop = self._loop()
         if not self._called and loop is not None:
             self._called = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(self._set)
+                loop.call_soon_threadsafe(self._ring)
 
-    def _set(self) -> None:
-        self._called = False  # before the events are set: what is due from now on has a call of its own
+    def _ring(self) -> None:
+        self._called = False  # before the bells are rung: what is due from now on has a call of its own
         while self._due:
-            self._due.popleft().set()
+            self._due.popleft().ring()
 
 
-async def _ended(task: DecodingTask[Any], awake: asyncio.Event) -> None:
+async def _ended(task: DecodingTask[Any], bell: _Bell) -> None:
     """Wait for the end of a task; raises what ended it."""
     while not task.done:
-        await awake.wait()
-        awake.clear()
+        await bell.heard()
     if task.error is not None:
         raise task.error
 
@@ -189,15 +205,15 @@ class _Request:
         self.generation: Generation
         self.task: DecodingTask[Round]
 
-    async def begin(self, each: bool, awake: asyncio.Event) -> None:
-        """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""
+    async def begin(self, each: bool, bell: _Bell) -> None:
+        """Check and queue the request, which rings a bell; `each`: whenever there are rounds, not at the end only."""
         # in a thread, because parts of the method may have to be read from a disk first
         self.generation = await asyncio.to_thread(prepare, self._engine.engine, self._prompt, **self._options)
         if self._prepare is not None:
             self._prepare(self.generation)
             self._prepare = None  # a request that runs must not keep alive whoever waits for it
         self.task = self._engine.engine.builder.task(self.generation, self._call)
-        self._engine._submit(self.task, awake, each)
+        self._engine._submit(self.task, bell, each)
         self.begun = True
 
     def close(self) -> None:
@@ -214,18 +230,18 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
 
     def __init__(self, requests: Sequence[_Request]) -> None:
         self._requests = requests
-        self._awake: asyncio.Event | None = None
+        self._bell: _Bell | None = None
         self._live: list[tuple[int, _Request]] = []
         self._closed = False
 
     async def begin(self) -> None:
         """Check and queue the requests, if that was not done yet; Overloaded where the queue is full."""
-        if self._awake is not None or self._closed:
+        if self._bell is not None or self._closed:
             return
         try:
-            self._awake = asyncio.Event()
+            self._bell = _Bell()
             for place, request in enumerate(self._requests):
-                await request.begin(True, self._awake)
+                await request.begin(True, self._bell)
                 self._live.append((place, request))
         except BaseException:
             await self.aclose()
@@ -236,14 +252,13 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
 
     async def __anext__(self) -> list[tuple[int, StreamEvent]]:
         try:
-            await self.begin()
+            if self._bell is None:
+                await self.begin()
             while self._live and not self._closed:
-                assert self._awake is not None
-                self._awake.clear()
                 if events := self._taken():
                     return events
-                if self._live:
-                    await self._awake.wait()
+                if self._live and self._bell is not None:
+                    await self._bell.heard()
         except BaseException:
             await self.aclose()
             raise
@@ -252,16 +267,16 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
     def _taken(self) -> list[tuple[int, StreamEvent]]:
         """Take the events that have come by now."""
         taken: list[tuple[int, StreamEvent]] = []
-        for place, request in list(self._live):
+        for place, request in tuple(self._live):
             task = request.task
-            done = task.done
-            while task.events:
-                taken.append((place, stream_event(request.generation, task.events.popleft())))
-            if done and task.error is not None:
-                if taken:
-                    break  # first what came before
-                raise task.error
+            done, events = task.done, task.events
+            while events:
+                taken.append((place, stream_event(request.generation, events.popleft())))
             if done:
+                if task.error is not None:
+                    if taken:
+                        break  # first what came before
+                    raise task.error
                 self._live.remove((place, request))
         return taken
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from draftwood.core.records import Round
@@ -13,6 +14,9 @@ OF_ROUNDS = (  # fields of rounds that `Metrics` adds up
     *("drafted", "accepted", "depth_accepted", "attempted", "target_rows", "draft_rows", "draft_forwards"),
     *(f"{part}_seconds" for part in PARTS),
 )
+
+
+_of_rounds = attrgetter(*OF_ROUNDS)
 
 
 class Quotient(property):
@@ -79,8 +83,9 @@ class Metrics:
         if self.rounds == 0:
             self.first_round_seconds = round_.seconds
         self.rounds += 1
-        for name in OF_ROUNDS:
-            setattr(self, name, getattr(self, name) + getattr(round_, name))
+        for name, value in zip(OF_ROUNDS, _of_rounds(round_), strict=True):
+            if value:
+                setattr(self, name, getattr(self, name) + value)
         self.emitted += len(round_.tokens)
         self.forced += round_.kinds.count("forced")
         if round_.draws and round_.most:
@@ -102,9 +107,10 @@ class Metrics:
                 met[i] += 1
             if place < draws:
                 taken[place] += 1
-        self.bounded += len(round_.bounds)
-        self.bounded_accepted += sum(accepted for _, accepted in round_.bounds)
-        self.bounds += sum(bound for bound, _ in round_.bounds)
+        for bound, accepted in round_.bounds:
+            self.bounded += 1
+            self.bounded_accepted += accepted
+            self.bounds += bound
         if round_.layers:
             self._add_layers(round_)
 

@@ -344,6 +344,8 @@ class Scheduler:
             if task.pending is not None and not task.pending.rows:
                 task.drafted = task.pending.run.drafts
                 self._advance(task, task.pending.finish())
+        for task in limits:  # behind all of this: who is woken runs beside a forward, not between the requests
+            task.announce()
         return seconds, computed
 
     def _advance(self, task: DecodingTask[Any], answer: Answer | None) -> None:

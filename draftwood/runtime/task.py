@@ -28,8 +28,8 @@ class DecodingTask(Generic[Event]):
     priority: int = 0  # of waiting tasks those with the smallest one begin first
     follows_load: bool = False  # whether its drafts depend on how many requests run
     call: object = field(default_factory=object)  # requests with the same one share the machine with others as one
-    wake: Callable[[], object] | None = None  # called by the thread that steps, at the end or at each event
-    wake_each: bool = True  # whether `wake` is called for each event
+    wake: Callable[[], object] | None = None  # called by the thread that steps, when the request has ended
+    wake_each: bool = True  # whether `wake` is called for new events too
     events: deque[Event] = field(default_factory=deque)
     error: BaseException | None = None  # what it ended with
     done: bool = False
@@ -38,6 +38,7 @@ class DecodingTask(Generic[Event]):
     run: Run | None = None  # the model run that it waits for
     pending: PartialRun | None = None  # how far that run is computed
     has_read: bool = False  # whether it has had an event, so that its prompt is computed
+    has_news: bool = False  # whether it has had one that was not announced
     drafted: bool = False  # whether it has drafted since the target answered it last
     target_rows: int = 1  # rows of its last run of the target
     last_pass: int = 0  # number of the pass that completed its last run
@@ -59,14 +60,19 @@ class DecodingTask(Generic[Event]):
                 yielded = None
         while yielded is not None and not isinstance(yielded, Run):
             self.events.append(yielded)
-            self.has_read = True
-            if self.wake is not None and self.wake_each:
-                self.wake()
+            self.has_read = self.has_news = True
             yielded = next(self._decoding, None)
         self.run = yielded
         if yielded is not None and not yielded.drafts:
             self.target_rows = len(yielded.nodes)
         return yielded is not None
+
+    def announce(self) -> None:
+        """Wake whoever waits for events of the request, if there are new ones."""
+        if self.has_news:
+            self.has_news = False
+            if self.wake is not None and self.wake_each:
+                self.wake()
 
     def end(self, error: BaseException | None = None) -> None:
         """Give back what the request holds; after an error nothing that it computed is left to other requests."""

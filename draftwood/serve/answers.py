@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeAlias
 
 from draftwood.core.records import TopLogprobs
@@ -97,6 +99,10 @@ class _Form:
     ids: bool = False  # whether token ids are named
     prompt_scores: Sequence[PromptScores] = ()  # where the prompts' log-probabilities were asked for
 
+    def is_text(self, piece: Piece) -> bool:
+        """Whether a chunk of a piece tells nothing but a text that goes on, as most do: it is written at less cost."""
+        return not (self.logprobs or self.ids or piece.finish or piece.more)
+
     @property
     def prompt_size(self) -> int:
         """The number of log-probabilities of prompts."""
@@ -139,8 +145,11 @@ class CompletionForm(_Form):
             **piece.more,
         }
 
-    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
-        return without_prompt(self.choice(index, piece), first)
+    def delta(self, index: int, piece: Piece, first: bool) -> str:
+        if self.is_text(piece):
+            text = encode_basestring_ascii(piece.text)
+            return f'{{"index": {index}, "text": {text}, "logprobs": null, "finish_reason": null}}'
+        return json.dumps(without_prompt(self.choice(index, piece), first))
 
     def add_prompt_logprobs(self, document: dict[str, Any], choices: Sequence[dict[str, Any]], n: int) -> None:
         """Add those of the prompts, where they were asked for; `n` choices are of each."""
@@ -184,11 +193,14 @@ class ChatForm(_Form):
             del call["index"]
         return {"index": index, "message": {**message, **more}, **self._rest(piece), "finish_reason": finish}
 
-    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+    def delta(self, index: int, piece: Piece, first: bool) -> str:
+        if not first and self.reply is None and self.is_text(piece):
+            content = encode_basestring_ascii(piece.text)
+            return f'{{"index": {index}, "delta": {{"content": {content}}}, "logprobs": null, "finish_reason": null}}'
         content, more, finish = self.parts(index, piece)
         delta = {"role": "assistant", "content": content} if first else {"content": content}
         made = {"index": index, "delta": {**delta, **more}, **self._rest(piece), "finish_reason": finish}
-        return without_prompt(made, first)
+        return json.dumps(without_prompt(made, first))
 
     def add_prompt_logprobs(self, document: dict[str, Any], choices: Sequence[dict[str, Any]], n: int) -> None:
         """Add those of the conversation, where they were asked for."""

@@ -192,36 +192,37 @@ async def _chunks(
     continuous = usage and bool(options and options.continuous_usage_stats)
     start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
     begun: set[int] = set()  # choices of which a chunk was sent
-    unfinished = run.plan.generations
 
-    def chunk(index: int, piece: Piece, more: str = "") -> str:
-        first = index not in begun
-        begun.add(index)
-        if first and echoed:
-            piece = answers.joined(echoed[index // run.plan.n], piece)
-        if usage:
-            more += f', "usage": {json.dumps(run.usage if continuous else None)}'
-        return f"{start}{json.dumps(form.delta(index, piece, first))}]{more}}}\n\n"
+    def text(parts: Sequence[tuple[int, Piece]], end: str, last: str) -> str:
+        """The chunks of some parts; the last one has another end."""
+        lines: list[str] = []
+        for place, (index, piece) in enumerate(parts, 1):
+            first = index not in begun
+            if first:
+                begun.add(index)
+                piece = answers.joined(echoed[index // run.plan.n], piece) if echoed else piece
+            lines += start, form.delta(index, piece, first), last if place == len(parts) else end
+        return "".join(lines)
 
     try:
         async with asyncio.timeout(run.service.settings.request_seconds), aclosing(run.events()) as batches:
             async for events in batches:
-                new: list[tuple[int, Piece, str]] = []
-                for place, event in events:
-                    unfinished -= event.result is not None
-                    parts = run.deltas(place, event)
-                    for i, (index, piece) in enumerate(parts):
-                        last = not unfinished and i == len(parts) - 1 and not usage
-                        more = f', "metrics": {json.dumps(run.summary["metrics"])}' if last else ""
-                        if piece.text or piece.finish or piece.tokens:
-                            new.append((index, piece, more))
-                size = sum(piece.size for _, piece, _ in new)
-                size += sum(echo.size for echo in echoed) * (len(begun) < run.plan.generations)
-                lines = await run.service.answers.write(partial("".join, starmap(chunk, new)), size)
-                if lines:
-                    yield lines
-        if usage:
-            yield f"{start}], {json.dumps(run.summary)[1:]}\n\n"
-        yield "data: [DONE]\n\n"
+                made = chain.from_iterable(starmap(run.deltas, events))
+                parts = [part for part in made if part[1].text or part[1].finish or part[1].tokens]
+                if not parts:
+                    continue
+                if usage:
+                    last = end = f'], "usage": {json.dumps(run.usage) if continuous else "null"}}}\n\n'
+                else:
+                    end = "]}\n\n"
+                    last = f'], "metrics": {json.dumps(run.summary["metrics"])}}}\n\n' if run.over else end
+                if form.logprobs:  # of which there may be many
+                    size = sum(piece.size for _, piece in parts)
+                    size += sum(echo.size for echo in echoed) * (len(begun) < run.plan.generations)
+                    yield await run.service.answers.write(partial(text, parts, end, last), size)
+                else:
+                    yield text(parts, end, last)
+        summary = f"{start}], {json.dumps(run.summary)[1:]}\n\n" if usage else ""
+        yield f"{summary}data: [DONE]\n\n"
     except Exception as error:
         yield f"data: {json.dumps(run.service.logged_error(error, 'while it was streamed').document)}\n\n"

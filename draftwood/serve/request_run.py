@@ -67,6 +67,7 @@ class RequestRun:
         self.token_counts = [0] * plan.generations  # of each generation so far; of beams the tokens that all share
         self._batch: AsyncBatch | None = None
         self._last_event: list[float] = [0.0] * plan.generations
+        self._beams = plan.beams
         self._sent = [(0, 0)] * plan.generations  # of beams: characters and tokens of the first that were parts so far
         self._joules = service.metrics.joules()
         self._started = False  # and its end is not counted yet
@@ -95,17 +96,18 @@ class RequestRun:
             await self.aclose()
             raise
 
-    async def events(self) -> AsyncGenerator[Iterator[tuple[int, StreamEvent]], None]:
-        """Batches of (index of the generation, event) as they come; an event counts in the metrics when it is taken."""
+    async def events(self) -> AsyncGenerator[list[tuple[int, StreamEvent]], None]:
+        """Batches of (index of the generation, event) as they come, counted in the metrics."""
         try:
             await self.start()
             assert self._batch is not None
             async for events in self._batch:
-                yield self._counted(events, time.perf_counter())
+                self._count(events, time.perf_counter())
+                yield events
         finally:
             await self.aclose()
 
-    def _counted(self, events: list[tuple[int, StreamEvent]], now: float) -> Iterator[tuple[int, StreamEvent]]:
+    def _count(self, events: list[tuple[int, StreamEvent]], now: float) -> None:
         metrics = self.service.metrics
         for index, event in events:
             first = not self._last_event[index]
@@ -117,7 +119,6 @@ class RequestRun:
                 beams = event.result.beams  # of which all tokens count
                 self.token_counts[index] = sum(len(beam.tokens) for beam in beams) or len(event.result.tokens)
                 metrics.finished(event.result, now - self.start_time)
-            yield index, event
 
     async def aclose(self) -> None:
         """Cancel the generations that have not ended."""
@@ -130,9 +131,13 @@ class RequestRun:
 
     async def finish(self) -> None:
         """Run to the end."""
-        async for events in self.events():
-            for _ in events:
-                pass
+        async for _ in self.events():
+            pass
+
+    @property
+    def over(self) -> bool:
+        """Whether all generations have ended."""
+        return None not in self.results
 
     @property
     def finished(self) -> list[GenerationResult]:
@@ -153,14 +158,14 @@ class RequestRun:
 
         The hypotheses of a beam method are choices: the first grows by what all share, the others come at the end.
         """
-        beams = self.plan.beams
-        if event.result is None or not beams:
-            characters, tokens = self._sent[index]
-            self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
+        if event.result is None or not self._beams:
+            if self._beams:
+                characters, tokens = self._sent[index]
+                self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
             finish = None if event.result is None else FINISH_REASONS[event.result.finish_reason]
             before = self.generations[index].request.prompt
             part = Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish, before=before)
-            return [(index * self.plan.n if beams else index, part)]
+            return [(index * self.plan.n if self._beams else index, part)]
         characters, tokens = self._sent[index]
         best, *others = pieces(event.result)
         text, top = best.text[characters:], best.top[tokens:]

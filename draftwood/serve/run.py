@@ -25,6 +25,21 @@ log = logging.getLogger(__name__)
 DRAIN_POLL_SECONDS = 0.05  # between looks at whether all requests have ended
 ENGINE_POLL_SECONDS = 0.5  # between looks at whether the engine still computes
 CLOSE_SECONDS = 1  # for connections to close
+CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"  # in the head of an answer whose body has chunks
+
+
+class ChunkWriter(h11.Connection):
+    """Writes the chunks of a body without a look through the states of HTTP, of which they change none."""
+
+    _chunked = False  # whether the body under way has chunks
+
+    def send(self, event: Any) -> Any:
+        if self._chunked and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        sent = super().send(event)
+        if type(event) is h11.Response:
+            self._chunked = CHUNKED in sent.lower()
+        return sent
 
 
 class TimedConnection(H11Protocol):
@@ -35,6 +50,7 @@ class TimedConnection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
+        self.conn = ChunkWriter(h11.SERVER)
         application: Any = config.app
         settings: ServeSettings = application.state.service.settings
         self._seconds, self._max_connections = settings.client_seconds, settings.max_connections
