@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from draftwood.core.records import Round
 from draftwood.engine.engine import Engine
@@ -52,26 +48,6 @@ class _Collected(Collector):
         return self._families
 
 
-class _Histogram:
-    """How many values lie between some bounds, and their sum."""
-
-    def __init__(self, about: str, bounds: Sequence[float]) -> None:
-        self._about, self._bounds = about, bounds
-        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def family(self, name: str, model: str) -> HistogramMetricFamily:
-        """As a scrape has it."""
-        family = HistogramMetricFamily(name, self._about, labels=[MODEL_LABEL])
-        bounds = map(floatToGoString, (*self._bounds, math.inf))
-        family.add_metric([model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
-        return family
-
-
 class ServerMetrics(Collector):
     """Sums over requests, filled by the event loop, and the engine's own state when it is asked for."""
 
@@ -81,10 +57,18 @@ class ServerMetrics(Collector):
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.finish_counts: Counter[str] = Counter()
         self.positions: Counter[int] = Counter()  # accepted at each drafted position
-        self.first_token_seconds = _Histogram("Seconds to the first token.", LATENCY_BUCKETS)
-        self.token_gap_seconds = _Histogram("Seconds between tokens.", GAP_BUCKETS)
-        self.request_seconds = _Histogram("Seconds of a whole request.", LATENCY_BUCKETS)
         self.registry.register(self)
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"vllm:{name}", about, [MODEL_LABEL], registry=self.registry, buckets=buckets)
+            child: Histogram = made.labels(self.name)
+            return child
+
+        self.first_token_seconds = histogram(
+            "time_to_first_token_seconds", "Seconds to the first token.", LATENCY_BUCKETS
+        )
+        self.token_gap_seconds = histogram("inter_token_latency_seconds", "Seconds between tokens.", GAP_BUCKETS)
+        self.request_seconds = histogram("e2e_request_latency_seconds", "Seconds of a whole request.", LATENCY_BUCKETS)
         self._energy = counters(engine.target.device)
         self._read = self._joules_read()
         self._share = 0.0
@@ -106,10 +90,9 @@ class ServerMetrics(Collector):
             sums["accepted_tokens"] += round_.depth_accepted
             for place in range(round_.depth_accepted):
                 self.positions[place] += 1
-        for bound, accepted in round_.bounds:
-            sums["bounded"] += 1
-            sums["bounded_accepted"] += accepted
-            sums["bounds"] += bound
+        sums["bounded"] += len(round_.bounds)
+        sums["bounded_accepted"] += sum(accepted for _, accepted in round_.bounds)
+        sums["bounds"] += sum(bound for bound, _ in round_.bounds)
         for layer in round_.layers:
             sums["layers"] += 1
             sums["widths"] += layer.width
@@ -162,7 +145,7 @@ class ServerMetrics(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """The families that are not histograms."""
         sums, prefixes, load = self.sums, self.engine.scheduler.prefixes, self.load()
         memory = load["kv_used"] / load["kv_budget"] if load["kv_budget"] else 0.0
         gauges = {
@@ -195,13 +178,6 @@ class ServerMetrics(Collector):
         }
         if self._energy:
             counts["draftwood:energy_joules"] = (sums["joules"], "Energy of the machine.")
-        histograms = {
-            "vllm:time_to_first_token_seconds": self.first_token_seconds,
-            "vllm:inter_token_latency_seconds": self.token_gap_seconds,
-            "vllm:e2e_request_latency_seconds": self.request_seconds,
-        }
-        for name, histogram in histograms.items():
-            yield histogram.family(name, self.name)
         for name, (value, about) in gauges.items():
             gauge = GaugeMetricFamily(name, about, labels=[MODEL_LABEL])
             gauge.add_metric([self.name], value)
