@@ -30,7 +30,7 @@ PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain
 
 
 def check(walk: Walk, answer: Answer, nodes: range, rng: random.Random) -> None:
-    """A node's logits, what is told of them, and keys and values of what it sees, are those of its tokens alone in a fresh cache."""
+    """A node's logits, keys and values, and what is told of it, are those of its tokens alone in a fresh cache."""
     session, model = walk.session, walk.session.model
     assert isinstance(model, Decoder) and session.extent is not None
     node = rng.choice(nodes)
