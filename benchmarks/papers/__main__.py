@@ -84,7 +84,7 @@ def measure(
     types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
     engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
     file = {"exit": exit, "eagle": head}.get(drafter)
-    drafts = {} if drafter == "model" else {"drafter": drafter}
+    drafts: dict[str, str] = {} if drafter == "model" else {"drafter": drafter}
     if file is not None:
         drafts["exit" if drafter == "exit" else "head"] = str(file)
     heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
