@@ -97,7 +97,7 @@ pass of several rows over that of one. Types but a model's first were written by
 
 {markdown(pd.DataFrame(lines))}
 
-{long_texts(behind)}{requests_at_once()}{sources("files")}"""
+{long_texts(behind)}{types_of_keys()}{requests_at_once()}{sources("files")}"""
 
 
 def long_texts(behind: pd.DataFrame) -> str:
@@ -110,6 +110,18 @@ def long_texts(behind: pd.DataFrame) -> str:
         for (run, context), rows in behind.groupby(["run", "context"], sort=False)
     ]
     return " ".join(told) + "\n\n"
+
+
+def types_of_keys() -> str:
+    """What a token takes behind long contexts by the type of keys and values, a sentence for each context."""
+    measured = frame("contexts", "contexts")
+    if measured.empty:
+        return ""
+    told = []
+    for (run, context), rows in measured.groupby(["run", "context"], sort=False):
+        types, ms = ", ".join(rows["kv_dtype"]), ", ".join(text(each, ".1f", "", True) for each in rows["ms"])
+        told.append(f"Of `{run}` in bfloat16 it takes {ms} ms behind {context:,} with keys and values in {types}.")
+    return f"{' '.join(told)} {sources('contexts')}\n\n"
 
 
 def requests_at_once() -> str:
