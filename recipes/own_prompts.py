@@ -25,27 +25,28 @@ def opening(engine: Engine) -> list[int]:
 
 
 def write(target: str, count: int, out: Path, concurrency: int = 32, seed: int = 0) -> None:
-    """Write `count` messages at temperature 0.9 and keep those that end by themselves, each once."""
+    """Write `count` messages at temperature 0.9 and keep those that end by themselves, each once; OUT comes last."""
     engine = draftwood.load(target)
-    begun, kept = opening(engine), set[str]()
+    begun = opening(engine)
     prompts = [{"prompt": begun, "seed": seed + number} for number in range(count)]
+
+    def told(finished: int, of: int) -> None:
+        if finished % 100 == 0:
+            print(f"{finished} of {of}", flush=True)
+
     method = {"name": "autoregressive"}
-    with out.open("w", encoding="utf-8") as file:
-        for number, (_, result) in enumerate(
-            engine.as_completed(prompts, concurrency, method=method, temperature=0.9, max_new_tokens=TOKENS), 1
-        ):
-            text = result.text.strip()
-            if result.finish_reason == "eos" and LEAST <= len(text) <= MOST and text not in kept:
-                kept.add(text)
-                file.write(json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=False) + "\n")
-            if number % 100 == 0:
-                print(f"{number} of {count}: {len(kept)} kept", flush=True)
+    results = engine.batch(prompts, concurrency, told, method=method, temperature=0.9, max_new_tokens=TOKENS)
+    texts = dict.fromkeys(result.text.strip() for result in results if result.finish_reason == "eos")
+    kept = [text for text in texts if LEAST <= len(text) <= MOST]
+    lines = [json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=False) for text in kept]
+    out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    print(f"{len(kept)} of {count} kept", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", help="a checkpoint with a chat template")
-    parser.add_argument("count", type=int, help="messages to write; about half are kept")
+    parser.add_argument("count", type=int, help="messages to write; about nine of ten are kept")
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
     write(given.target, given.count, given.out)

@@ -104,11 +104,10 @@ def long_texts(behind: pd.DataFrame) -> str:
     """What a token takes behind long contexts, a sentence for each."""
     if behind.empty:
         return ""
-    told = [
-        f"Behind {context:,} tokens a token takes {both(rows, 'ms', '.1f', 1)} ms "
-        f"(`{run}`, n={rows['ms'].iloc[0]['n']})."
-        for (run, context), rows in behind.groupby(["run", "context"], sort=False)
-    ]
+    told = []
+    for (run, context), rows in behind.groupby(["run", "context"], sort=False):
+        ms = dict(zip(rows["engine"], (text(each, ".1f", "", True) for each in rows["ms"]), strict=True))
+        told.append(f"Behind {context:,} tokens a token of `{run}` takes {ms[OURS]} / {ms[THEIRS]} ms.")
     return " ".join(told) + "\n\n"
 
 
@@ -120,7 +119,7 @@ def types_of_keys() -> str:
     told = []
     for (run, context), rows in measured.groupby(["run", "context"], sort=False):
         types, ms = ", ".join(rows["kv_dtype"]), ", ".join(text(each, ".1f", "", True) for each in rows["ms"])
-        told.append(f"Of `{run}` in bfloat16 it takes {ms} ms behind {context:,} with keys and values in {types}.")
+        told.append(f"A token of `{run}` in bfloat16 takes {ms} ms behind {context:,} with keys and values in {types}.")
     return f"{' '.join(told)} {sources('contexts')}\n\n"
 
 

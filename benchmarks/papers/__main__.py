@@ -83,6 +83,8 @@ def measure(
     beside: Any = known.draft if known is not None and known.draft is not None else []
     types = {"dtype": dtype, "draft_dtype": draft_dtype, "quantize": quantize, "device": device}
     engine = load(checkpoint, beside if draft is None else draft, **types)  # type: ignore[arg-type]
+    if head is not None and drafter != "eagle":
+        raise ConfigurationError(f"--head is what --drafter eagle drafts from, not {drafter}; say --drafter eagle")
     file = {"exit": exit, "eagle": head}.get(drafter)
     drafts: dict[str, str] = {} if drafter == "model" else {"drafter": drafter}
     if file is not None:

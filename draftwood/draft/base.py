@@ -58,7 +58,7 @@ class Proposer:
         2502.18779: greedy drafts). `tops` is what is known of the logits.
         """
         children: list[int] = []
-        if tops is not None and self.params.greedy and self._takes_top(logits, count):
+        if tops is not None and count == 1 and self.params.greedy and self.edit is None:
             for node, token in zip(nodes, tops.best, strict=True):
                 children += forest.propose(node, [token], None)
             return children
@@ -89,10 +89,6 @@ class Proposer:
             if tokens:
                 children += forest.propose(node, tokens, q[row], replacement)
         return list(dict.fromkeys(children))
-
-    def _takes_top(self, logits: Tensor, count: int | ChildCounts) -> bool:
-        """Whether of logits [n, V_draft] the largest of each row is all that is wanted, as it is."""
-        return count == 1 and self.edit is None and logits.shape[-1] == self.vocab_size
 
     def _propose_best(
         self,

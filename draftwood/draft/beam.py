@@ -56,9 +56,8 @@ class BeamDrafter(Drafter):
             alone = len(nodes) == len(forced) == 1 and len(forest.layers) - layer < MOST_FORCED
             if not live or not (alone or (layer < limit and depth.deeper(state))):
                 break
-            rows = {
-                node: row for node, (row, _) in forest.known.items()
-            }  # where the target's own answer is known there is no better draft
+            # where the target's own answer is known there is no better draft
+            rows = {node: row for node, (row, _) in forest.known.items()}
             asked = [node for node in live if node not in rows and node not in forced]
             if asked and forest.position(live[0]) >= self.source.context:
                 break

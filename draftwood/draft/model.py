@@ -100,9 +100,10 @@ class ModelDrafter(Drafter):
             return []
         answer = yield from source.answer(forest, nodes, "hidden" in needs)
         best = width - 1 if self.greedy else 0
-        children = propose(forest, nodes, answer.logits, width, self.replacement, best, answer.tops)
+        tops = answer.tops if answer.logits.shape[-1] == propose.vocab_size else None  # else logits are cut or padded
+        children = propose(forest, nodes, answer.logits, width, self.replacement, best, tops)
         if needs - LOAD:
-            layer.note(forest, nodes, children, propose.fit(answer.logits), answer.hidden.values(), answer.tops)
+            layer.note(forest, nodes, children, propose.fit(answer.logits), answer.hidden.values(), tops)
         return children
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:

@@ -94,22 +94,28 @@ def begin_with(head: EagleHead, trained: EagleHead, target: Decoder) -> None:
     """Give a new head the weights of a trained one that reads the same layers.
 
     The row of a token that the trained head does not know is the target's, moved as its known rows were moved from the
-    target's: by least squares. Raises ConfigurationError where the heads have other shapes.
+    target's: by least squares. Raises ConfigurationError where the heads are of other kinds.
     """
-    rows, known = target.head.weight.float(), trained.words
-    known = torch.arange(trained.decoder.head.weight.shape[0]) if known is None else known.cpu()
-    weights = {name: part.float() for name, part in trained.named_parameters() if name != "decoder.embed.weight"}
-    learned = weights["decoder.head.weight"]
+    own, given = (
+        {name: part for name, part in one.named_parameters() if name != "decoder.embed.weight"}
+        for one in (head, trained)
+    )
+    table = "decoder.head.weight"
+    alike = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own if name != table)
+    if not alike or (head.reads, head.norms) != (trained.reads, trained.norms):
+        raise ConfigurationError(
+            "the head to start from has other layers or norms, or reads other states, than one that is trained here; "
+            "leave --start out"
+        )
+    rows, learned = target.head.weight.float().cpu(), given[table].float().cpu()
+    known = torch.arange(len(learned)) if trained.words is None else trained.words.cpu()
     before = F.pad(rows[known], (0, 1), value=1.0)
     moved = torch.linalg.solve(before.T @ before + torch.eye(before.shape[1]), before.T @ (learned - rows[known]))
     every = rows + F.pad(rows, (0, 1), value=1.0) @ moved
     every[known] = learned
-    weights["decoder.head.weight"] = every if head.words is None else every[head.words.cpu()]
-    own = dict(head.named_parameters())
-    if head.reads != trained.reads or any(own[name].shape != part.shape for name, part in weights.items()):
-        raise ConfigurationError("the head to start from reads other layers or has another shape; leave --start out")
-    for name, part in weights.items():
-        own[name].copy_(part)
+    given[table] = every if head.words is None else every[head.words.cpu()]
+    for name, part in own.items():
+        part.copy_(given[name])
 
 
 class _Steps(nn.Module):

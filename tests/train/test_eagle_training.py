@@ -14,7 +14,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.heads import eagle
-from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads.eagle_head import EagleHead, EagleNorms
 from draftwood.train.eagle import EagleRun, begin_with
 from draftwood.train.settings import EagleSettings
 from draftwood.train.texts import Texts
@@ -70,6 +70,9 @@ def test_a_run_begins_with_a_trained_head_of_another_vocabulary(tmp_path: Path) 
     assert larger.measure()["loss"] < run(tmp_path / "anew").measure()["loss"]
     with pytest.raises(ConfigurationError, match="leave --start out"):
         begin_with(new, EagleHead.of(larger.target, reads=(1,)), larger.target)
+    trained.norms = EagleNorms(output=True)
+    with pytest.raises(ConfigurationError, match="other layers or norms"):
+        begin_with(new, trained, larger.target)
 
 
 @pytest.mark.slow
