@@ -70,8 +70,9 @@ class LoadEstimate:
         if not all(curve.sized for curve in curves):
             return ALONE
         counts = COUNTS_SECONDS * self._target.model.vocab_size if self._hypotheses > 1 and not drafts else 0.0
+        behind = sum(draft.behind(verify) for draft in drafts)
         return Load(
-            lambda rows: rows * counts + sum(draft.seconds(rows, self._hypotheses) for draft in drafts),
+            lambda rows: behind + rows * counts + sum(draft.seconds(rows, self._hypotheses) for draft in drafts),
             lambda rows: verify.seconds(rows, self._hypotheses),
             catch_up_seconds=lambda: self._unread_seconds(drafts),
             tokens_left=self.tokens_left,

@@ -22,10 +22,11 @@ BYTE_SECONDS, CACHED_BYTE_SECONDS = 3e-11, 8e-12  # to read a byte of weights, f
 CACHE_BYTES = 16e6  # of weights that a processor's caches keep
 WEIGHT_SECONDS = 1.8e-11  # to compute a row with a weight of any type
 KERNEL_WEIGHT_SECONDS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 1.2e-12)
+FLOAT_WEIGHT_SECONDS = 2.5e-12  # the least for weights of 16 or 32 bits, but for tiles ("amx")
 LAYER_SECONDS, NATIVE_LAYER_SECONDS = 1e-4, 5e-6  # of a layer beside, in PyTorch and in native kernels
 NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each row
 # Nominal seconds beside forwards
-TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 7e-5  # of a request that `auto` decides for, by whose pass
+TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 1.3e-4  # of a request that `auto` decides for, by whose pass
 DRAFTED_SECONDS = 6e-5  # more of a request that has drafted
 TOKEN_SECONDS = 5e-9  # more for each token of the vocabulary: distributions are as long
 DRAFTED_ROW_SHARE = 1 / 6  # of these, for each row behind a request's first
@@ -164,6 +165,7 @@ class Curve:
     routed: float = 0.0  # seconds to read all experts of a mixture
     share: float = 0.0  # of them, that one row reads
     vocabulary: int = 0
+    stored: float = 0.0  # bytes of its weights
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     overhead: Overhead = field(default_factory=Overhead)
     passes: int = 0
@@ -186,16 +188,24 @@ class Curve:
         experts, share = getattr(model, "routed", (0, 0.0))
         part = experts * layers / model.n_layers / stored if experts else 0.0
         active = stored * (1 - part * (1 - share))
-        each = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS) * active * weights_per_byte
+        weight_seconds = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS)
+        if weights_per_byte <= 1 / 2 and kernels != "amx":
+            weight_seconds = max(weight_seconds, FLOAT_WEIGHT_SECONDS)
+        each = weight_seconds * active * weights_per_byte
         each += NATIVE_LAYER_ROW_SECONDS * layers if kernels else 0.0
         routed = reading * part
         vocabulary = getattr(model, "vocab_size", 0)
         sized = hasattr(model, "weight_bytes")
-        return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary)
+        return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary, stored)
 
     def nominal(self, rows: float) -> float:
         """Seconds of a forward as the size of the model has them."""
         return self.fixed + rows * self.each + self.routed * share_read(self.share, rows)
+
+    def behind(self, other: Curve) -> float:
+        """Nominal seconds that a pass takes more behind one of another model, if that leaves no weights in caches."""
+        cached = min(self.stored, CACHE_BYTES) if other.stored > CACHE_BYTES else 0.0
+        return (BYTE_SECONDS - CACHED_BYTE_SECONDS) * cached
 
     @property
     def piece_rows(self) -> int:

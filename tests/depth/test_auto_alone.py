@@ -29,7 +29,7 @@ class Pair:
     def nominal(self) -> Load:
         costs = ((NOMINAL_COSTS, 12), (NOMINAL_DRAFT_COSTS, 2))
         verify, draft = (self._curve(weights, *each) for weights, each in zip(self.weights, costs, strict=True))
-        return Load(lambda rows: draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
+        return Load(lambda rows: draft.behind(verify) + draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
 
     def _curve(self, weights: int, costs: Costs, layers: int) -> Curve:
         model: Any = nn.Linear(1000, weights // 1000, bias=False, device="meta", dtype=self.dtype)

@@ -15,6 +15,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import (
     BYTE_SECONDS,
+    CACHE_BYTES,
     CACHED_BYTE_SECONDS,
     CURVE_TOLERANCE,
     NATIVE_LAYER_SECONDS,
@@ -101,6 +102,34 @@ def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
         == pytest.approx(smaller.nominal(0) - 6 * NATIVE_LAYER_SECONDS)
         == CACHED_BYTE_SECONDS * 4e6
     )
+
+
+def test_vectors_take_longer_for_floats_than_for_whole_numbers_and_tiles_do_not() -> None:
+    def row_seconds(kernels: str, bytes_each: int) -> float:
+        weights = {1: torch.int8, 2: torch.bfloat16}[bytes_each]
+        model: Any = nn.Linear(4000, 10_000, bias=False, device="meta", dtype=torch.bfloat16)
+        model.weight = nn.Parameter(model.weight.to(weights), requires_grad=False)
+        model.n_layers, model.kernels, model.weight_bytes = 12, kernels, bytes_of(model)
+        curve = Curve.of(model, 12, Measured())
+        return curve.nominal(2) - curve.nominal(1)
+
+    assert row_seconds("avx512bf16", 2) > 1.5 * row_seconds("avx512bf16", 1)
+    assert row_seconds("amx", 2) == pytest.approx(row_seconds("amx", 1))
+    assert row_seconds("avx2", 2) == pytest.approx(row_seconds("avx2", 1))
+
+
+def test_what_drafts_behind_a_large_target_is_read_from_memory() -> None:
+    """Its weights were in a cache, and the target's pass has taken their place."""
+
+    def curve(bytes_: float) -> Curve:
+        return Curve(1e-3, 1e-5, stored=bytes_)
+
+    small, large, draft = curve(CACHE_BYTES / 2), curve(300e6), curve(7e6)
+    assert draft.behind(small) == 0
+    assert draft.behind(large) == pytest.approx(7e6 * (BYTE_SECONDS - CACHED_BYTE_SECONDS))
+    assert large.behind(large) == pytest.approx(
+        CACHE_BYTES * (BYTE_SECONDS - CACHED_BYTE_SECONDS)
+    )  # the rest was there
 
 
 def test_rows_of_a_mixture_cost_the_experts_that_they_read() -> None:
