@@ -119,7 +119,7 @@ def test_vectors_take_longer_for_floats_than_for_whole_numbers_and_tiles_do_not(
 
 
 def test_what_drafts_behind_a_large_target_is_read_from_memory() -> None:
-    """Its weights were in a cache, and the target's pass has taken their place."""
+    """Of its weights those that a cache held: the target's pass has taken their place."""
 
     def curve(bytes_: float) -> Curve:
         return Curve(1e-3, 1e-5, stored=bytes_)
@@ -127,9 +127,7 @@ def test_what_drafts_behind_a_large_target_is_read_from_memory() -> None:
     small, large, draft = curve(CACHE_BYTES / 2), curve(300e6), curve(7e6)
     assert draft.behind(small) == 0
     assert draft.behind(large) == pytest.approx(7e6 * (BYTE_SECONDS - CACHED_BYTE_SECONDS))
-    assert large.behind(large) == pytest.approx(
-        CACHE_BYTES * (BYTE_SECONDS - CACHED_BYTE_SECONDS)
-    )  # the rest was there
+    assert large.behind(large) == pytest.approx(CACHE_BYTES * (BYTE_SECONDS - CACHED_BYTE_SECONDS))
 
 
 def test_rows_of_a_mixture_cost_the_experts_that_they_read() -> None:
