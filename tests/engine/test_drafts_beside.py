@@ -43,7 +43,7 @@ def test_a_lone_gguf_file_beside_the_weights_is_found(tmp_path: Path, caplog: py
     file = gguf_files.write(small, beside / "small.gguf", words=words)
     engine = draftwood.load(target, device="cpu")
     assert engine.names["draft"] == [str(file)] and engine.default_method.name == "speculative"
-    assert engine.generate([1, 2, 3], max_new_tokens=4).metrics.drafted > 0
+    assert engine.generate([1, 2, 3], {"name": "speculative", "gamma": 2}, max_new_tokens=4).metrics.drafted > 0
     gguf_files.write(small, beside / "parts.gguf", words=words, part_tensors=5)
     assert draftwood.load(target, device="cpu").drafts == []
     assert "is left alone: it holds 2 GGUF models; leave one, or name it as draft" in caplog.text
@@ -86,7 +86,8 @@ def test_published_heads_beside_the_weights_are_found(tmp_path: Path) -> None:
     eagle_heads.write(tmp_path / "eagle", raw)
     engine = draftwood.load(tmp_path, device="cpu")
     assert engine.default_method.name == "eagle"
-    assert engine.generate([1, 2, 3], max_new_tokens=4, ignore_eos=True).metrics.drafted > 0
+    options = {"max_new_tokens": 4, "ignore_eos": True}
+    assert engine.generate([1, 2, 3], {"name": "eagle", "gamma": 2}, **options).metrics.drafted > 0
     shutil.rmtree(tmp_path / "eagle")
     assert draftwood.load(tmp_path, device="cpu").default_method.name == "lookup"
 
