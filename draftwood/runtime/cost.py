@@ -203,7 +203,10 @@ class Curve:
         return self.fixed + rows * self.each + self.routed * share_read(self.share, rows)
 
     def behind(self, other: Curve) -> float:
-        """Nominal seconds that a pass takes more behind one of another model, if that leaves no weights in caches."""
+        """Nominal seconds that a pass takes more behind one of `other`, if that leaves none of these weights in caches.
+
+        Each drafted layer is charged so, though later ones of a round may find them there again.
+        """
         cached = min(self.stored, CACHE_BYTES) if other.stored > CACHE_BYTES else 0.0
         return (BYTE_SECONDS - CACHED_BYTE_SECONDS) * cached
 
