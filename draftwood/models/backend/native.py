@@ -6,6 +6,7 @@ It is a package of its own, draftwood-native; what is not there, or does not fit
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
 ABI_VERSION = 13
+log = logging.getLogger(__name__)
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int4": 3, "int8": 4}
 MATRIX_TYPES |= {"uint4": 16, "uint4_bf16": 17, "int8_bf16": 18}
 FP8_FORMAT, FP8_INPUTS = 256, 128  # of StoredRows: a float32 scale before so many numbers of 8 bits (e4m3)
@@ -121,7 +123,9 @@ def library() -> ctypes.CDLL | str:
     except OSError as error:
         return f"draftwood-native cannot be loaded ({error}); install it again"
     if getattr(lib, "dw_version", lambda: 0)() != ABI_VERSION:  # first: an older one may lack functions
-        return "draftwood-native is of another version than draftwood; install it again: pip install ./native"
+        reason = "draftwood-native is of another version than draftwood; install it again: pip install ./native"
+        log.warning("%s. PyTorch runs until then, which is slower.", reason)  # it was meant to be used
+        return reason
     lib.dw_error.restype = lib.dw_kernels.restype = lib.dw_runnable.restype = c_char_p
     lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
     lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
