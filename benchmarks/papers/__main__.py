@@ -62,7 +62,11 @@ def measure(
     name: Annotated[str | None, typer.Option(help="Of the models, in results. Default: --pair, or --target's.")] = None,
     prompts: Annotated[str, typer.Option(help="Prompts to learn from.", rich_help_panel=LEARNING)] = CORPUS,
     given: Annotated[str, typer.Option(help="Texts to learn from.", rich_help_panel=LEARNING)] = CORPUS,
+    texts: Annotated[
+        Path | None, typer.Option(help="Of the target, from `draftwood train corpus`.", rich_help_panel=LEARNING)
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of an exit.", rich_help_panel=LEARNING)] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of 256 tokens per step.", rich_help_panel=LEARNING)] = 16,
     out: Annotated[Path | None, typer.Option(help="Default: paper-PAPER-NAME.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Put the results where docs/papers.md takes them from.")] = False,
 ) -> None:
@@ -90,14 +94,14 @@ def measure(
     if file is not None:
         drafts["exit" if drafter == "exit" else "head"] = str(file)
     heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
-    own = Models(name, engine, checkpoint, data, prompts, given, heads_at, exit_at, drafts)
+    own = Models(name, engine, checkpoint, data, prompts, given, texts, heads_at, exit_at, drafts)
     listed = list(script.measure(Study(settings, own, size, out)))
     usual = [each for each in listed if full or each not in getattr(script, "ASKED_FOR", ())]
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
         for each in chosen(listed, part or usual):
             taught = steps or (1500 if full else 300)
-            study = Study(settings, own, size, out, full, taught, method or (), status.update, until)
+            study = Study(settings, own, size, out, full, taught, batch, method or (), status.update, until)
             if study.over:
                 break
             script.measure(study)[each]()

@@ -87,7 +87,8 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     report = place / "report.json"
     if not report.is_file():
         taught: dict[str, Any] = study.paper.training["settings"]
-        settings = ExitSettings(**{**taught, "layers": layers, "depth": depth, "steps": study.steps, "seed": SEED})
+        amount = {"steps": study.steps, "batch": study.batch}
+        settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
         source = TextSource(data=str(_texts(study)) if way == "mixed" else study.models.given)
         make = partial(prepare, ExitRun, settings, place, source, study.models.target)
         with closing(train(make, Saving())) as steps:
@@ -122,6 +123,8 @@ def _given_exit(study: Study, directory: str) -> str:
 
 def _texts(study: Study) -> Path:
     """The file of texts that the target wrote, mixed with given ones."""
+    if study.models.texts is not None:
+        return study.models.texts
     count, tokens = (1000, 256) if study.full else (200, 128)
     path = _place(study, f"texts-{count}x{tokens}.jsonl")
     models, how = study.models, study.paper.training["writing"]

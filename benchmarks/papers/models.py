@@ -28,6 +28,7 @@ class Models:
     data: Path | None = None
     prompts: str = CORPUS  # to learn from: a file, or the embedded corpus
     given: str = CORPUS  # texts to learn from
+    texts: Path | None = None  # to learn from: of the target mixed with given ones; None: they are written
     heads: str | None = None  # directory of Medusa heads; None: beside the target's weights
     exit: str | None = None  # directory of an exit; None: one is trained
     drafter: Mapping[str, Any] = field(default_factory=dict)

@@ -230,6 +230,7 @@ class Study:
     out: Path
     full: bool = False
     steps: int = 300  # of training an exit
+    batch: int = 16  # rows of a step
     only: Sequence[str] = ()  # patterns of labels; none: all
     told: Callable[[str], None] = lambda what: None
     until: float = math.inf  # of `time.monotonic`: no run begins later
