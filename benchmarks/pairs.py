@@ -3,8 +3,9 @@
 "embedded" is the pair that draftwood ships. The others are grown from it (benchmarks/grow): the same greedy text and
 acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
 wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
-Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches. Mixtures of experts are files
-of random weights, without a draft, too (recipes/random_models.py).
+Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches; one of them is grown, too,
+with the EAGLE head that was trained for it beside it. Mixtures of experts are files of random weights, without a draft,
+too (recipes/random_models.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from benchmarks.grow.checkpoint import grow_checkpoint
 from benchmarks.grow.growth import SHAPE
+from benchmarks.grow.unpacked import unpack
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
@@ -42,6 +44,8 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
 REAL = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA}
+GROWN_REAL = {"smollm2-30x2048": ("smollm2", _shape(30, 2048, 32, 8, 6144))}  # 1.7 billion weights, in bfloat16
+TRAINED = Path(__file__).parent / "trained"  # for real models, by their names
 RANDOM = {  # files of random weights: their shape, and the type of their matrices
     f"{name}-{kind.lower()}": (shape, kind)
     for name, shape in (("a3b-4-layers", random_models.Mixture()), ("qwen3.5-4b-8-layers", random_models.Hybrid()))
@@ -72,11 +76,16 @@ def pair(name: str) -> Pair:
         if not target.is_file():
             raise ConfigurationError(f"{target} is not there; `python -m recipes.real_models` fetches it")
         return Pair(name, target, None, place)
+    if name in GROWN_REAL:
+        real, shape = GROWN_REAL[name]
+        return Pair(name, make_real(pair(real).target, TRAINED / real, shape, place / "target"), None, place)
     if name in RANDOM:
         model, kind = RANDOM[name]
         return Pair(name, random_models.write(place / f"{name}.gguf", kind, model), None, place)
     if name not in PAIRS:
-        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL, *RANDOM]))
+        raise ConfigurationError(
+            f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL, *GROWN_REAL, *RANDOM])
+        )
     if not PAIRS[name]:
         return Pair(name, EMBEDDED / "target", EMBEDDED / "draft", place)
     for role, shape in PAIRS[name].items():
@@ -97,6 +106,21 @@ def make(role: str, shape: Shape, out: Path) -> None:
         (part / ORIGIN).write_text(digest(EMBEDDED / role), "utf-8")
         with suppress(OSError):  # another process was first: its files are the same
             part.rename(out)
+
+
+def make_real(file: Path, trained: Path, shape: Shape, out: Path) -> Path:
+    """Grow the model of a GGUF file, and what was `trained` for it; the directory gets its name when it is whole."""
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
+            plain, part = Path(place) / "plain", Path(place) / out.name
+            unpack(file, plain)
+            for learned in (each for each in trained.iterdir() if each.is_dir()):
+                shutil.copytree(learned, plain / learned.name)
+            grow_checkpoint(plain, part, file.name, shape, "bfloat16")
+            with suppress(OSError):  # another process was first: its files are the same
+                part.rename(out)
+    return out
 
 
 def is_made(role: str, shape: Shape, directory: Path) -> bool:

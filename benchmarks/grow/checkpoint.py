@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from benchmarks.grow.growth import Growth, shape_of, write
-from benchmarks.grow.replicas import Copies, maker
+from benchmarks.grow.replicas import Axis, Copies, maker
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder
+from draftwood.models.heads import eagle, medusa, skip
 from draftwood.models.heads import exit as exits
-from draftwood.models.heads import medusa, skip
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped
@@ -68,7 +70,7 @@ def grow_checkpoint(
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
     """Grow the exit, the heads and the skip set that lie beside `model` in `source`, and write them into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
-    there = {name for name in ("exit", "heads", "skip") if artifact.companion(source, name).is_file()}
+    there = {name for name in ("exit", "heads", "eagle", "skip") if artifact.companion(source, name).is_file()}
     whose = grown_fingerprint(model, growth, kind) if there else ""
     if "exit" in there:
         layer = exits.load(source / "exit", model, packed=False)
@@ -77,6 +79,10 @@ def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype
     if "heads" in there:
         known = medusa.load(source / "heads", model, packed=False)
         medusa.save(grow_heads(known, growth, kind), out / "heads", whose, kind, known.ranks, **about)
+    if "eagle" in there:
+        head = eagle.load(source / "eagle", model, packed=False)
+        reads = [grown_layers(layer, growth) for layer in head.reads]
+        eagle.save(grow_eagle(head, growth, kind), out / "eagle", whose, reads, kind, **about)
     if "skip" in there:
         skipped = skip.load(artifact.companion(source, "skip"), model)
         skip.save(artifact.companion(out, "skip"), grow_skipped(skipped, growth), whose, **about)
@@ -113,6 +119,19 @@ def grow_heads(heads: Heads, growth: Growth, dtype: torch.dtype) -> dict[str, Te
         part, k, which = name.split(".")
         role = f"layers.{k}.heads.lift.{which}" if part == "lift" else "head.weight"
         grown[name] = maker(copies, role, weight, False, growth.seed + 2 + int(k))(dtype)
+    return grown
+
+
+def grow_eagle(head: EagleHead, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of the grown head, by name: it reads states side by side, and embeddings beside a state."""
+    known, copies = head.weights(), Copies.of(growth.before, growth.config)
+    copies = replace(copies, vocab=Axis.of(list(range(len(known["decoder.head.weight"])))))
+    read = {"fc.weight": len(head.reads), "layers.0.mixer.qkv.weight": 2}  # how many times the channels
+    grown = {"words": known.pop("words")} if "words" in known else {}
+    for name, weight in known.items():
+        role = name.removeprefix("decoder.")
+        reading = replace(copies, read=copies.channels.beside(read[role])) if role in read else copies
+        grown[name] = maker(reading, role, weight, False, growth.seed + 1)(dtype)
     return grown
 
 

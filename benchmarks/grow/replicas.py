@@ -51,6 +51,13 @@ class Axis:
         source, following = (axis.flatten() for axis in spread)
         return Axis(source, self.share.repeat_interleave(size), following)
 
+    def beside(self, count: int) -> Axis:
+        """The same for `count` of these dimensions, side by side."""
+        known, size = int(self.source.max()) + 1, len(self.source)
+        sources = [torch.where(self.source < 0, -1, self.source + i * known) for i in range(count)]
+        following = [self.following + i * size for i in range(count)]
+        return Axis(torch.cat(sources), self.share.repeat(count), torch.cat(following))
+
 
 @dataclass(frozen=True, slots=True)
 class Copies:
@@ -62,6 +69,7 @@ class Copies:
     keys: Axis  # and of key/value heads
     hidden: Axis
     louder: float  # factor of the norms' weights, against the silent channels' share of the mean square
+    read: Axis | None = None  # what a head's first matrices read, where that is not the channels alone
 
     @staticmethod
     def of(before: DecoderConfig, after: DecoderConfig) -> Copies:
@@ -92,7 +100,8 @@ def maker(copies: Copies, name: str, weight: Tensor, fresh: bool, seed: int) -> 
     rows, columns = {
         "embed.weight": ((copies.vocab,), None),
         "head.weight": ((copies.vocab,), copies.channels),
-        "qkv.weight": (attention, copies.channels),
+        "qkv.weight": (attention, copies.read or copies.channels),
+        "fc.weight": ((copies.channels,), copies.read),
         "qkv.bias": (attention, None),
         "o.weight": ((copies.channels,), copies.queries),
         "o.bias": ((copies.channels,), None),

@@ -18,6 +18,7 @@ from benchmarks.bench import Bench, rotated
 from benchmarks.experiment import HERE, Kind, Rows
 from benchmarks.kinds.files import THEIRS
 from benchmarks.kinds.peers import run_job
+from benchmarks.pairs import TRAINED
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import load
 from draftwood.eval.intervals import quotient, ratio
@@ -25,7 +26,6 @@ from recipes.shared_prompts import PER_KIND, split
 
 ALL = "all"
 LOOKUP = "prompt lookup"
-TRAINED = HERE / "trained"
 Answer = dict[str, Any]  # seconds and tokens; of ours the counts of its metrics, too
 COUNTS = ("emitted", "rounds", "accepted", "drafted")
 
@@ -100,7 +100,9 @@ class ChatPrompts(Kind):
         """The target alone, with a draft model, or with what was trained for it beside it."""
         if draft is None and not default:
             return bench.engine
-        target = beside(bench.pair.target, TRAINED / str(self.trained), bench.work) if default else bench.pair.target
+        target = bench.pair.target
+        if default and target.is_file():  # beside a directory's weights lies what was grown with them
+            target = beside(target, TRAINED / str(self.trained), bench.work)
         key = "default" if default else str(draft)
         if key not in bench.others:
             options: dict[str, Any] = {

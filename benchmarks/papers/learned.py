@@ -87,7 +87,7 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     report = place / "report.json"
     if not report.is_file():
         taught: dict[str, Any] = study.paper.training["settings"]
-        amount = {"steps": study.steps, "batch": study.batch}
+        amount: dict[str, Any] = {"steps": study.steps, "batch": study.batch}
         settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
         source = TextSource(data=str(_texts(study)) if way == "mixed" else study.models.given)
         make = partial(prepare, ExitRun, settings, place, source, study.models.target)

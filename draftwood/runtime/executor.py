@@ -44,7 +44,7 @@ class PartialRun:
     def record_output(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
         """Note a layer's output at some nodes, from row `first` on; memory of others' rows is not held."""
         own = output[first : first + len(nodes)]
-        self.recorded.append((layer, nodes, own if len(own) == len(output) else own.clone()))
+        self.recorded.append((layer, nodes, own if own.shape == output.shape else own.clone()))
 
     def output(self, layer: int, nodes: Sequence[int]) -> Tensor:
         """The noted output [n, D] of a layer at some nodes."""

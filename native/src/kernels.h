@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 namespace dw {
 
@@ -102,6 +104,7 @@ struct Matrix {
   float* bias;      // [panels * PANEL], or null
   int32_t* order;   // [k] which input of a row each of these is, where all types are whole; null: as they come
   size_t bytes;     // of all of these
+  std::vector<std::shared_ptr<void>> rooms;  // that they lie in
 
   bool has(bool (*is)(Type)) const {
     for (int i = 0; i < sections; i++)

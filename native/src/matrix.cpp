@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <vector>
@@ -18,15 +20,35 @@ namespace dw {
 static inline float value(float w) { return w; }
 static inline float value(bf16 w) { return widened(w); }
 
-static void* room(Matrix& m, size_t bytes) {
-  const size_t page = bytes >= (4u << 20) ? 2u << 20 : 64;
-  void* p = std::aligned_alloc(page, up(std::max<size_t>(bytes, 64), page));
-  if (!p) throw std::bad_alloc();
+constexpr size_t LARGE_PAGE = 2 << 20, ROOM = 8 * LARGE_PAGE;
+
+// Memory in large pages, where the system has them: fewer misses in the table of pages.
+static std::shared_ptr<void> large_pages(size_t bytes) {
+  std::shared_ptr<void> made(std::aligned_alloc(LARGE_PAGE, up(bytes, LARGE_PAGE)), std::free);
+  if (!made) throw std::bad_alloc();
 #if defined(__linux__)
-  if (page > 64) madvise(p, up(bytes, page), MADV_HUGEPAGE);  // fewer misses in the table of pages
+  madvise(made.get(), up(bytes, LARGE_PAGE), MADV_HUGEPAGE);
 #endif
+  return made;
+}
+
+// Small matrices share rooms, one behind the other as they are made and as the layers read them.
+static void* room(Matrix& m, size_t bytes) {
+  static std::mutex mutex;
+  static std::shared_ptr<void> shared;
+  static size_t used = ROOM;
+  const size_t size = up(std::max<size_t>(bytes, 64), 64);
+  size_t at = 0;
+  if (size > ROOM / 4) {
+    m.rooms.push_back(large_pages(size));
+  } else {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (used + size > ROOM) shared = large_pages(ROOM), used = 0;
+    m.rooms.push_back(shared);
+    at = used, used += size;
+  }
   m.bytes += bytes;
-  return p;
+  return static_cast<char*>(m.rooms.back().get()) + at;
 }
 
 // Whole pages of a mapped file that will not be read again soon: their memory is given back, not what they hold.
@@ -55,7 +77,7 @@ static uint8_t* place(const Matrix& m, const Section& section, int64_t panel, in
 static Matrix* made(int64_t n, int64_t k, const float* bias, const std::vector<std::pair<Type, int64_t>>& types) {
   if (n < 1 || k < 1 || k > 1 << 17) throw std::invalid_argument("a weight must have 1 to 131072 inputs and at least one output");
   if (types.size() > SECTIONS) throw std::invalid_argument("a weight has outputs of too many types");
-  Matrix* m = new Matrix{n, k, (n + PANEL - 1) / PANEL, k, 0, {}, nullptr, nullptr, 0};
+  Matrix* m = new Matrix{n, k, (n + PANEL - 1) / PANEL, k, 0, {}, nullptr, nullptr, 0, {}};
   try {
     for (const auto& [type, panels] : types) m->kp = std::max<int64_t>(m->kp, up(k, together(type)));
     int64_t first = 0;
@@ -329,12 +351,6 @@ void reorder(Matrix& m, const int64_t* order) {
   std::copy(order, order + m.k, m.order);
 }
 
-void release(Matrix* m) {
-  if (!m) return;
-  for (const Section& section : m->section) std::free(section.data);
-  std::free(m->bias);
-  std::free(m->order);
-  delete m;
-}
+void release(Matrix* m) { delete m; }
 
 }  // namespace dw

@@ -2,7 +2,10 @@
 // Every element is one chain of sums in the order of k; blocks of rows and panels only decide how many chains go at once.
 
 constexpr int64_t TALL = 128;    // rows that go through the weights together, and stay in the caches
-constexpr int64_t AHEAD = 4096;  // bytes of weights asked for before they are needed
+constexpr int64_t AHEAD = 8192;  // bytes of weights asked for before they are needed
+
+// Ask for weights: the second cache waits for many more lines at a time than the first one can.
+DW_INLINE void ask(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
 template <int N> struct Fixed { static constexpr int value = N; };
 
@@ -76,8 +79,8 @@ DW_INLINE void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typename 
     const int64_t soon = AHEAD + (j * STEP + AHEAD < left ? 0 : (P - 1) * panel);
     DW_UNROLL for (int p = 0; p < P; p++) {
       const uint8_t* at = w + p * panel + j * STEP;
-      if (turn.all == 1) __builtin_prefetch(at + soon);
-      else if (j % turn.all == turn.number) __builtin_prefetch(at + P * panel);
+      if (turn.all == 1) ask(at + soon);
+      else if (j % turn.all == turn.number) ask(at + P * panel);
       step<Kind, R, P, 0>(sum, x + j * Kind::PARTS, ldx, at, p);
     }
   }
@@ -191,7 +194,7 @@ template <class Kind, int R> static __attribute__((noinline)) void grouped(const
   Floats sum[R][VECTORS] = {};
   for (int64_t left = bytes; left > 0; left -= L.bytes(), block += L.bytes())
     for (int chunk = 0; chunk < CHUNKS; chunk++, x += R * GROUP / 4, given += R) {
-      for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) __builtin_prefetch(block + AHEAD + i * 64);
+      for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) ask(block + AHEAD + i * 64);
       parts<Kind, R, 0>(sum, x, given, block, block + L.head() + chunk * L.codes(), chunk);
     }
   t.template store<R, 1>(sum, row, panel);

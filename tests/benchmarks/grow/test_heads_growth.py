@@ -13,8 +13,9 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.heads import eagle, skip
 from draftwood.models.heads import medusa as trained
-from draftwood.models.heads import skip
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, skipping
 
@@ -80,3 +81,32 @@ def test_a_grown_skip_set_gives_the_same_drafts_for_the_same_share_of_the_cost(t
         before, after = SkippedDecoder(model, chosen).train_forward(tokens), view.train_forward(tokens)
     assert float((before - after).abs().max()) < 1e-3
     assert grow_skipped(chosen, Growth.plan(model, 3, 32)) == chosen
+
+
+@pytest.mark.parametrize("width", [32, 40])  # whole copies; some channels left over
+def test_a_grown_eagle_head_says_the_same(width: int, tmp_path: Path) -> None:
+    """In each step of drafting, of a vocabulary of its own; so do its drafts."""
+    model, tokens = small(), torch.arange(2, 14)[None]
+    head = EagleHead.of(model, [1, 2], torch.arange(3, 30, 2)).requires_grad_(False)
+    torch.manual_seed(1)
+    for part in head.parameters():
+        part += 0.1 * torch.randn_like(part)
+    growth, grown = Growth.plan(model, 5, width, seed=4, keep_first=1), grow(model, 5, width, seed=4, keep_first=1)
+    model.home, grown.home = tmp_path / "small", tmp_path / "grown"
+    eagle.save(head.weights(), model.home / "eagle", fingerprint(model), head.reads, torch.float32)
+    write_learned(model.home, model, growth, grown.home, "float32")
+    loaded = eagle.load(grown.home / "eagle", grown.eval(), packed=False)
+    assert loaded.reads == (1, 4)  # two layers were added behind the first
+    assert loaded.fc.weight.shape == (width, 2 * width)
+    with torch.inference_mode():
+        answers = []
+        for target, read in ((model, head), (grown, loaded)):
+            x = target.embedded(tokens, torch.arange(12)[None])
+            states = [target.train_layers(x, 0, layer) for layer in read.reads]
+            answers.append(read.train_forward(torch.cat(states, -1), tokens, 3))
+    assert float((answers[0] - answers[1]).abs().max()) < 1e-3
+    options = {"sampling": {"temperature": 0}, "max_new_tokens": 24}
+    method = {"name": "eagle", "gamma": 3, "depth": "fixed"}
+    before, drafted = (Engine(each).generate([3, 4], method, **options) for each in (model, grown))  # type: ignore[arg-type]
+    assert drafted.tokens == before.tokens
+    assert [r.depth_accepted for r in drafted.rounds] == [r.depth_accepted for r in before.rounds]
