@@ -16,6 +16,7 @@ COLUMNS = {  # (pair, type) -> head
     ("embedded", "float32"): "embedded, 12x192",
     ("grown-12x768", "bfloat16"): "grown, 12x768",
 }
+REAL = {"smollm2": "the file", "smollm2-30x2048": "at the cost of 1.7 billion weights"}  # pair -> model
 TIMES = {  # a row of the table -> the method whose time per token it has
     "time per token behind the prompt, plain decoding": "plain",
     "time per token behind the prompt, chain of 4": "chain of 4",
@@ -46,11 +47,12 @@ def speed_table() -> str:
 def real_table() -> str:
     """Tokens per second of a real model without drafts and by default, and those of llama.cpp; what measured them."""
     speed, rows = frame("chat-prompts", "speed"), []
-    for temperature, some in speed.groupby("temperature"):
+    for (pair, temperature), some in speed.groupby(["pair", "temperature"]):
         whole, kinds = some[some["kind"] == ALL].set_index("arm"), some[some["kind"] != ALL]
         other = whole.loc[f"{THEIRS}, plain"] if f"{THEIRS}, plain" in whole.index else None
         rows.append(
             {
+                "model": REAL[pair],
                 "temperature": f"{temperature:g}",
                 "plain decoding": f"{value(whole.loc['plain', 'tokens_per_second']):.0f}/s",
                 "the default": f"{value(whole.loc['default', 'tokens_per_second']):.0f}/s, "
