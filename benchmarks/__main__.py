@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import started
+from benchmarks.command import check_kernels, started
 from benchmarks.execute import chosen, execute, results_of
 from benchmarks.experiment import HERE, find, load
 from draftwood.cli.running import check_writable, progress, write_text
@@ -33,6 +33,7 @@ def run(
     place = out or results_of(file)
     if smoke and out is None:
         raise ConfigurationError("a smoke run is no result; give --out DIR for it")
+    check_kernels()
     for name, each in chosen(loaded, only or ()).items():
         with progress(None, name, live=False) as update:
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import typer
 
-from draftwood.errors import DraftwoodError
+from draftwood.errors import ConfigurationError, DraftwoodError
+from draftwood.models.backend.native import unavailable
 
 
 def started(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -23,3 +25,9 @@ def started(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
             raise
         print(f"error: {error.format_message()}", file=sys.stderr)
     return 2
+
+
+def check_kernels() -> None:
+    """Raise ConfigurationError where there are native kernels that cannot be used: PyTorch's would be measured."""
+    if find_spec("draftwood_native") and (reason := unavailable()):
+        raise ConfigurationError(f"PyTorch's kernels would be measured: {reason}")

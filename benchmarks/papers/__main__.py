@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import pairs
-from benchmarks.command import started
+from benchmarks.command import check_kernels, started
 from benchmarks.execute import read, write
 from benchmarks.papers.models import Models
 from benchmarks.papers.page import RESULTS, findings
@@ -74,6 +74,7 @@ def measure(
 
     Runs are those of `draftwood eval`, in directories below --out. After Ctrl-C the same command goes on.
     """
+    check_kernels()
     script, settings = import_module(f"benchmarks.papers.{paper}"), papers()[paper]
     asked = {"items": items, "seeds": seeds, "tokens": max_new_tokens}
     size = replace(

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import command
 from benchmarks.__main__ import main
+from benchmarks.papers.__main__ import app
+
+
+def papers(arguments: list[str]) -> int:
+    return command.started(app, "benchmarks.papers", arguments)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,18 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: 
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert not shown.out and sentence in shown.err and shown.err.count("\n") == 1
+
+
+def test_kernels_that_do_not_fit_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A result would have the speed of PyTorch's kernels, and nobody would have asked for that."""
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "unavailable", lambda: "draftwood-native is of another version; install it again")
+    for start in (["run", "engine", "--smoke", "--out", str(tmp_path)], ["mcsd", "--out", str(tmp_path)]):
+        assert (main if start[0] == "run" else papers)(start) == 2
+        assert "PyTorch's kernels would be measured: draftwood-native is of another" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_experiment_writes_its_result_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
