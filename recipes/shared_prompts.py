@@ -3,7 +3,8 @@ recipes.shared_prompts DATA OUT`.
 
 DATA holds alpaca, gsm8k, humaneval, mt_bench, spec_bench, squad and xsum as .jsonl, a directory each. OUT gets
 `train.jsonl`, and `held-out/KIND.jsonl` with twenty prompts of each kind, of which none is trained on. All are users'
-messages, for the model's chat template.
+messages, for the model's chat template. `papers/prompts.jsonl` has those of `train.jsonl` that EESD's tables do not ask
+(`python -m benchmarks.papers eesd`, up to 60 items a task), `papers/given.jsonl` given texts likewise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.util.safe_parsing import parse_json, read_text
 
 PER_KIND = 20
+ASKED = 60  # items of a task that a table may ask
 CODE = "Complete this Python function.\n\n```python\n{}```"
 Rows = list[dict[str, Any]]
 
@@ -52,18 +54,42 @@ def split(data: Path) -> tuple[list[str], Mapping[str, list[str]]]:
     return train, held_out
 
 
+def for_papers(data: Path) -> tuple[list[str], Rows]:
+    """The messages to train EESD's exit on, and given texts: nothing of the first ASKED items that its tables ask."""
+    maths, code, talks = (read(data, name) for name in ("gsm8k", "humaneval", "mt_bench"))
+    questions = [row["question"] for row in maths[:ASKED]]
+    asked = {*(CODE.format(row["prompt"]) for row in code[:ASKED]), *(row["turns"][0] for row in talks)}
+    kept = [text for text in split(data)[0] if text not in asked and not any(one in text for one in questions)]
+    pairs = [(row["question"], row["solution"]) for row in maths[ASKED:]]
+    pairs += [(row["prompt"], row["reference"]) for row in read(data, "alpaca")]
+    given: Rows = [{"messages": [said("user", asks), said("assistant", answers)]} for asks, answers in pairs]
+    given += [{"text": row["prompt"] + row["canonical_solution"]} for row in code[ASKED:]]
+    given += [{"text": text} for text in dict.fromkeys(row["context"] for row in read(data, "squad"))]
+    random.Random(0).shuffle(given)
+    return kept, given
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    """A message."""
+    return {"role": role, "content": content}
+
+
 def write(data: Path, out: Path) -> None:
     """Write the prompts of a directory of data sets."""
     train, held_out = split(data)
+    own, given = for_papers(data)
     files: dict[str, Sequence[str]] = {
         "train": train,
         **{f"held-out/{kind}": texts for kind, texts in held_out.items()},
+        "papers/prompts": own,
     }
-    for name, messages in files.items():
+    rows: dict[str, Rows] = {
+        name: [{"messages": [said("user", message)]} for message in messages] for name, messages in files.items()
+    }
+    for name, texts in {**rows, "papers/given": given}.items():
         path = out / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps([{"role": "user", "content": message}], ensure_ascii=False) for message in messages]
-        path.write_text("".join(f'{{"messages": {line}}}\n' for line in lines), "utf-8")
+        path.write_text("".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts), "utf-8")
 
 
 if __name__ == "__main__":

@@ -16,15 +16,16 @@ from benchmarks.pages import chat_prompts as page
 from benchmarks.pages import tables
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
+from recipes import shared_prompts
 from recipes.shared_prompts import split, write
 
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "alpaca": [{"prompt": "Name a river."}],
-    "gsm8k": [{"question": f"What is {i} and {i}?"} for i in range(30)],
-    "humaneval": [{"prompt": f"def f{i}():\n"} for i in range(30)],
+    "alpaca": [{"prompt": "Name a river.", "reference": "The Rhine."}],
+    "gsm8k": [{"question": f"What is {i} and {i}?", "solution": f"{2 * i}"} for i in range(30)],
+    "humaneval": [{"prompt": f"def f{i}():\n", "canonical_solution": f"    return {i}\n"} for i in range(30)],
     "mt_bench": [{"category": "coding" if i % 4 else "writing", "turns": [f"Write {i}."]} for i in range(12)],
     "spec_bench": [{"category": "math", "turns": ["What is 29 and 29?"]}, {"category": "qa", "turns": ["Who is it?"]}],
-    "squad": [{"prompt": "Where?"}],
+    "squad": [{"prompt": "Where?", "context": "There."}],
     "xsum": [{"document": "Some news. " * i} for i in range(1, 26)],
 }
 
@@ -48,6 +49,21 @@ def test_what_is_held_out_is_not_trained_on(data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "train.jsonl").read_text("utf-8").count("\n") == len(train)
     with pytest.raises(ConfigurationError, match="give a directory with the data sets"):
         split(tmp_path)
+
+
+def test_what_the_papers_ask_is_not_trained_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prompts, "ASKED", 5)
+    write(data, tmp_path)
+    train, own, given = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text("utf-8").splitlines()]
+        for name in ("train", "papers/prompts", "papers/given")
+    )
+    left = [row for row in train if row not in own]
+    asked = {f"What is {i} and {i}?" for i in range(5)} | {f"Write {i}." for i in range(12)}
+    asked |= {shared_prompts.CODE.format(f"def f{i}():\n") for i in range(5)}
+    assert {row["messages"][0]["content"] for row in left} == asked - {"Write 0.", "Write 4."}  # these are held out
+    assert len(given) == 25 + 1 + 25 + 1 and {"text": "There."} in given
+    assert not any(f"def f{i}():" in json.dumps(given) for i in range(5))
 
 
 def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
