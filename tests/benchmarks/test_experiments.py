@@ -17,7 +17,7 @@ from benchmarks.kinds import peers
 from benchmarks.kinds.methods import MethodEntry, Methods, expanded
 from benchmarks.kinds.serving import Serving
 from benchmarks.pages.tables import documents
-from benchmarks.pairs import PAIRS, RANDOM, REAL, Pair, pair
+from benchmarks.pairs import GROWN_REAL, PAIRS, RANDOM, REAL, Pair, pair
 from draftwood.depth import CONTROLLERS
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
@@ -31,7 +31,7 @@ EXPERIMENTS = sorted((HERE / "experiments").glob("*.yaml"))
 def test_every_experiment_declares_what_can_be_run(path: Path) -> None:
     experiment = load(path)
     for run in experiment.runs.values():
-        assert run.pair in {*PAIRS, *REAL, *RANDOM}
+        assert run.pair in {*PAIRS, *REAL, *GROWN_REAL, *RANDOM}
         for smoke in (False, True):
             kind = experiment.measure(run, smoke)
             if isinstance(kind, Methods):
