@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -78,7 +79,8 @@ def pair(name: str) -> Pair:
         return Pair(name, target, None, place)
     if name in GROWN_REAL:
         real, shape = GROWN_REAL[name]
-        return Pair(name, make_real(pair(real).target, TRAINED / real, shape, place / "target"), None, place)
+        source = pair(real).target, REAL[real].sha256, TRAINED / real
+        return Pair(name, make_real(*source, shape, place / "target"), None, place)
     if name in RANDOM:
         model, kind = RANDOM[name]
         return Pair(name, random_models.write(place / f"{name}.gguf", kind, model), None, place)
@@ -94,45 +96,55 @@ def pair(name: str) -> Pair:
 
 
 def make(role: str, shape: Shape, out: Path) -> None:
-    """Grow the embedded `role`; the directory gets its name when it is whole."""
-    if is_made(role, shape, out):
+    """Grow the embedded `role`, unless that was done."""
+    source = EMBEDDED / role
+    grow_once(digest(source), shape, out, lambda part: grow_checkpoint(source, part, f"embedded:{role}", shape))
+
+
+def make_real(file: Path, origin: str, trained: Path, shape: Shape, out: Path) -> Path:
+    """Grow the model of a GGUF file whose digest is `origin`, and what was `trained` for it, unless that was done."""
+
+    def grow(part: Path) -> None:
+        plain = part.with_name("plain")
+        unpack(file, plain)
+        for learned in (each for each in trained.iterdir() if each.is_dir()):
+            shutil.copytree(learned, plain / learned.name)
+        grow_checkpoint(plain, part, file.name, shape, "bfloat16")
+
+    grow_once(f"{origin} {digest(trained)}", shape, out, grow)
+    return out
+
+
+def grow_once(origin: str, shape: Shape, out: Path, grow: Callable[[Path], object]) -> None:
+    """Have `grow` write a directory, unless `out` is it already; it gets its name when it is whole."""
+    if is_grown(origin, shape, out):
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
         part = Path(place) / out.name
-        grow_checkpoint(EMBEDDED / role, part, f"embedded:{role}", shape)
-        if out.exists() and not is_made(role, shape, out):
+        grow(part)
+        if out.exists() and not is_grown(origin, shape, out):
             shutil.rmtree(out)  # of an earlier recipe
-        (part / ORIGIN).write_text(digest(EMBEDDED / role), "utf-8")
+        (part / ORIGIN).write_text(origin, "utf-8")
         with suppress(OSError):  # another process was first: its files are the same
             part.rename(out)
 
 
-def make_real(file: Path, trained: Path, shape: Shape, out: Path) -> Path:
-    """Grow the model of a GGUF file, and what was `trained` for it; the directory gets its name when it is whole."""
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
-            plain, part = Path(place) / "plain", Path(place) / out.name
-            unpack(file, plain)
-            for learned in (each for each in trained.iterdir() if each.is_dir()):
-                shutil.copytree(learned, plain / learned.name)
-            grow_checkpoint(plain, part, file.name, shape, "bfloat16")
-            with suppress(OSError):  # another process was first: its files are the same
-                part.rename(out)
-    return out
-
-
 def is_made(role: str, shape: Shape, directory: Path) -> bool:
-    """True if a directory holds the whole model of this shape, with all that lies beside the embedded one.
+    """True if a directory holds the whole model of this shape, with all that lies beside the embedded one."""
+    return is_grown(digest(EMBEDDED / role), shape, directory)
+
+
+def is_grown(origin: str, shape: Shape, directory: Path) -> bool:
+    """True if a directory holds the whole model of this shape, grown from what has this digest.
 
     Its name alone says that it was finished.
     """
     try:
-        config, origin = read_config(directory), read_text(directory / ORIGIN)
+        config, noted = read_config(directory), read_text(directory / ORIGIN)
     except (ModelError, OSError):
         return False
-    return origin == digest(EMBEDDED / role) and all(config[SHAPE[name]] == value for name, value in shape.items())
+    return noted == origin and all(config[SHAPE[name]] == value for name, value in shape.items())
 
 
 def digest(directory: Path) -> str:

@@ -40,10 +40,10 @@ def grow_checkpoint(
 ) -> dict[str, Any]:
     """Write the grown form of the checkpoint `source` into `out`; returns the sizes before and after.
 
-    `shape` are the options of `Growth.plan`. Exit layer, Medusa heads and skip set are grown alike, tokenizer and
-    templates are copied. `name` is noted as what it was grown from; `advance` hears of each share of the weights
-    written. `out` gets its name when it is whole. Raises ConfigurationError for shapes that cannot be grown to, and
-    ModelError where the files cannot be written.
+    `shape` are the options of `Growth.plan`. Exit layer, heads (Medusa's, EAGLE's) and skip set are grown alike,
+    tokenizer and templates are copied. `name` is noted as what it was grown from; `advance` hears of each share of the
+    weights written. `out` gets its name when it is whole. Raises ConfigurationError for shapes that cannot be grown to,
+    and ModelError where the files cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} is there already and not an empty directory; give a new one")
@@ -68,7 +68,7 @@ def grow_checkpoint(
 
 
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
-    """Grow the exit, the heads and the skip set that lie beside `model` in `source`, and write them into `out`."""
+    """Grow what was learned for `model`, which lies in `source`: exit, heads, skip set; write it into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
     there = {name for name in ("exit", "heads", "eagle", "skip") if artifact.companion(source, name).is_file()}
     whose = grown_fingerprint(model, growth, kind) if there else ""
