@@ -45,7 +45,10 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
 REAL = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA}
-GROWN_REAL = {"smollm2-30x2048": ("smollm2", _shape(30, 2048, 32, 8, 6144))}  # 1.7 billion weights, in bfloat16
+GROWN_REAL = {  # 1.7 and 7.2 billion weights, in bfloat16
+    "smollm2-30x2048": ("smollm2", _shape(30, 2048, 32, 8, 6144)),
+    "smollm2-32x4096": ("smollm2", _shape(32, 4096, 64, 16, 14336)),
+}
 TRAINED = Path(__file__).parent / "trained"  # for real models, by their names
 RANDOM = {  # files of random weights: their shape, and the type of their matrices
     f"{name}-{kind.lower()}": (shape, kind)

@@ -98,10 +98,11 @@ class ChatPrompts(Kind):
 
     def engine(self, bench: Bench, draft: str | None, default: bool) -> Engine:
         """The target alone, with a draft model, or with what was trained for it beside it."""
-        if draft is None and not default:
-            return bench.engine
         target = bench.pair.target
-        if default and target.is_file():  # beside a directory's weights lies what was grown with them
+        grown = target.is_dir() and bench.pair.draft is None  # what was grown with it lies beside it
+        if draft is None and (grown or not default):
+            return bench.engine
+        if default and target.is_file():
             target = beside(target, TRAINED / str(self.trained), bench.work)
         key = "default" if default else str(draft)
         if key not in bench.others:

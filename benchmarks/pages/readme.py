@@ -16,7 +16,11 @@ COLUMNS = {  # (pair, type) -> head
     ("embedded", "float32"): "embedded, 12x192",
     ("grown-12x768", "bfloat16"): "grown, 12x768",
 }
-REAL = {"smollm2": "the file", "smollm2-30x2048": "at the cost of 1.7 billion weights"}  # pair -> model
+REAL = {  # pair -> model
+    "smollm2": "the file",
+    "smollm2-30x2048": "at the cost of 1.7 billion weights",
+    "smollm2-32x4096": "at the cost of 7.2 billion, int8",
+}
 TIMES = {  # a row of the table -> the method whose time per token it has
     "time per token behind the prompt, plain decoding": "plain",
     "time per token behind the prompt, chain of 4": "chain of 4",
