@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
@@ -107,3 +108,13 @@ def load(path: Path) -> Experiment:
     except ValueError:
         raise ConfigurationError(f"{path} is not YAML; see benchmarks/experiments/engine.yaml for one") from None
     return config.parse(Experiment, document, str(path))
+
+
+def data_sets() -> Path:
+    """The directory of the data sets that lie outside the project."""
+    return Path(os.environ.get("DRAFTWOOD_DATA") or HERE.parents[1] / "shared" / "data")
+
+
+def placed(value: Any) -> Any:
+    """An option of a method; what begins with trained/ as a path."""
+    return str(HERE / value) if isinstance(value, str) and value.startswith("trained/") else value

@@ -7,7 +7,6 @@ with its prompt lookup. Texts end where the model ends them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.bench import Bench, rotated
-from benchmarks.experiment import HERE, Kind, Rows
+from benchmarks.experiment import Kind, Rows, data_sets, placed
 from benchmarks.kinds.files import THEIRS
 from benchmarks.kinds.peers import run_job
 from benchmarks.pairs import TRAINED
@@ -163,19 +162,13 @@ class ChatPrompts(Kind):
 
 def held_out(kinds: Sequence[str] | None, per_kind: int) -> dict[str, list[str]]:
     """The messages of each kind that nothing was trained on; ConfigurationError where there is no data."""
-    data = Path(os.environ.get("DRAFTWOOD_DATA") or HERE.parents[1] / "shared" / "data")
-    _, messages = split(data)
+    _, messages = split(data_sets())
     return {kind: texts[:per_kind] for kind, texts in messages.items() if kinds is None or kind in kinds}
 
 
 def encoded(engine: Engine, message: str) -> list[int]:
     """A user's message in the form of the model's chat template."""
     return engine.tokens([{"role": "user", "content": message}])
-
-
-def placed(value: Any) -> Any:
-    """An option; what begins with trained/ as a path."""
-    return str(HERE / value) if isinstance(value, str) and value.startswith("trained/") else value
 
 
 def beside(target: Path, trained: Path, place: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from benchmarks.bench import Bench
-from benchmarks.experiment import Kind, Rows, Strict
+from benchmarks.experiment import Kind, Rows, Strict, placed
 from draftwood.engine.metrics import PARTS
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.running import EvalJob, EvalPlan
@@ -27,7 +27,7 @@ from draftwood.eval.summary import (
     paired,
     versus,
 )
-from draftwood.eval.tasks import parse
+from draftwood.eval.tasks import Instance, Task, parse
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.jsonl import Record
@@ -117,11 +117,15 @@ class Methods(Kind):
 
     def plan(self, part: MethodPart, settings: Sequence[MethodSetting], sampling: Mapping[str, Any]) -> EvalPlan:
         """The plan of a part: each method on each item, with each seed."""
-        tasks = part.tasks or self.tasks
-        chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in tasks]
-        methods = [Method.parse(dict(setting.method)) for setting in settings]
-        items = [(task, task.instances(self.limit)) for task in chosen]
-        return EvalPlan(methods, items, SamplingParams(**sampling), range(self.seeds), warmup=1)
+        methods = [Method.parse({name: placed(value) for name, value in one.method.items()}) for one in settings]
+        return EvalPlan(
+            methods, self.items(part.tasks or self.tasks), SamplingParams(**sampling), range(self.seeds), warmup=1
+        )
+
+    def items(self, names: Sequence[str]) -> list[tuple[Task, list[Instance]]]:
+        """Tasks by name, each with its first items; answers have the task's usual length, at most `tokens`."""
+        chosen = [parse(name, {"max_new_tokens": min(self.tokens, parse(name).usual_tokens)}) for name in names]
+        return [(task, task.instances(self.limit)) for task in chosen]
 
     def records(self, bench: Bench, plan: EvalPlan, place: str) -> list[Record]:
         """The runs of a plan, as they are made or were made before; after Ctrl-C those that there are."""

@@ -6,17 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.bench import Bench
-from benchmarks.experiment import Rows
+from benchmarks.experiment import Rows, data_sets
 from benchmarks.kinds.methods import ALL, Methods, expanded, together
+from benchmarks.papers.settings import files
 from draftwood.eval.summary import mean, paired, scored
-from draftwood.eval.tasks import TASKS
+from draftwood.eval.tasks import TASKS, Instance, Task, parse
 from draftwood.util.jsonl import Record
 
 POINTS = 100.0  # hundredths of a score
 
 
 class MethodScores(Methods):
-    """Each part's methods, the first of them plain decoding, on the same items with the same seeds."""
+    """Each part's methods, the first of them plain decoding, on the same items with the same seeds.
+
+    With `real` tasks are data sets, which lie outside the project, in `DRAFTWOOD_DATA`; a chat model is asked.
+    """
+
+    real: bool = False
+
+    def items(self, names: Sequence[str]) -> list[tuple[Task, list[Instance]]]:
+        if not self.real:
+            return super().items(names)
+        chosen = [parse(name, {"max_new_tokens": self.tokens, "path": str(files(name, data_sets()))}) for name in names]
+        return [(task, task.instances(self.limit, chat=True)) for task in chosen]
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         """A row for each method: its score on all items, each task weighing alike, and how far it is above plain's."""

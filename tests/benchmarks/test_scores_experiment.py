@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from benchmarks.execute import execute
 from benchmarks.experiment import find, load
-from benchmarks.kinds.scores import compared
+from benchmarks.kinds.scores import MethodScores, compared
 from benchmarks.pages.tables import documents
+from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 
 
@@ -35,16 +37,29 @@ def test_every_method_is_asked_all_items(tmp_path: Path) -> None:
     assert {(row["runs"], row["points"]["n"]) for row in rows} == {(8, 4)} and rows[0]["points"]["value"] == 0
 
 
+def test_data_sets_are_asked_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": str(i), "context": "There.", "question": f"Where {i}?", "answers": ["There."]} for i in range(3)]
+    (tmp_path / "squad").mkdir()
+    (tmp_path / "squad" / "dev.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    monkeypatch.setenv("DRAFTWOOD_DATA", str(tmp_path))
+    experiment = load(find("lossless"))
+    made = experiment.measure(experiment.runs["smollm2"])
+    assert isinstance(made, MethodScores)
+    ((task, items),) = made.items(["squad"])
+    assert task.name == "squad" and items and all(isinstance(item.prompt(), list) for item in items)
+    assert all(item.max_new_tokens == made.tokens for item in items)
+    with pytest.raises(ConfigurationError, match=r"has no spider/\*dev\*\.json\*, the file of task spider"):
+        made.items(["spider"])
+
+
 def test_scores_of_lossless_methods_do_not_differ_from_plain_decodings() -> None:
     """By as much as three hundred items show: no interval leaves out 0."""
-    (document,) = documents("lossless")
-    settings = document["settings"]
-    items = settings["limit"] * len(settings["tasks"])
-    assert items >= 300 and all(
-        Method.parse({k: v for k, v in method.items() if k not in ("label", "over", "sweep")}).lossless
-        for part in settings["parts"].values()
-        for method in part["methods"]
-    )
-    for row in document["tables"]["scores"][1:]:
-        points = row["points"]
-        assert points["n"] == items and points["low"] <= 0 <= points["high"], row
+    for document in documents("lossless"):
+        assert all(
+            Method.parse({k: v for k, v in method.items() if k not in ("label", "over", "sweep")}).lossless
+            for part in document["settings"]["parts"].values()
+            for method in part["methods"]
+        )
+        for row in document["tables"]["scores"][1:]:
+            points = row["points"]
+            assert points["n"] >= 300 and points["low"] <= 0 <= points["high"], row
