@@ -6,7 +6,7 @@ import pandas as pd
 
 from benchmarks.kinds.chat_prompts import ALL
 from benchmarks.kinds.files import THEIRS
-from benchmarks.pages.tables import documents, frame, markdown, pivoted, sources, span, times, value
+from benchmarks.pages.tables import documents, frame, markdown, pivoted, rate, sources, span, times, value
 from benchmarks.pairs import GROWN_REAL
 
 KINDS = ("chat", "maths", "code", "summary", ALL)
@@ -78,4 +78,4 @@ def cell(row: dict[str, object]) -> str:
     parts = [times(row["speed_up"])]
     parts += [f"{tau:.2f}"] if tau == tau and not str(row["arm"]).startswith(THEIRS) else []
     parts += [f"{accepted:.0%}"] if accepted == accepted else []
-    return f"{value(row['tokens_per_second']):.0f} ({', '.join(parts)})"
+    return f"{rate(row['tokens_per_second'])} ({', '.join(parts)})"

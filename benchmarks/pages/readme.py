@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchmarks.kinds.chat_prompts import ALL
 from benchmarks.kinds.files import THEIRS
-from benchmarks.pages.tables import documents, frame, markdown, source, sources, span, times, value
+from benchmarks.pages.tables import documents, frame, markdown, rate, source, sources, span, times, value
 from draftwood.errors import ConfigurationError
 
 EXPERIMENT = "headline"
@@ -58,11 +58,11 @@ def real_table() -> str:
             {
                 "model": REAL[pair],
                 "temperature": f"{temperature:g}",
-                "plain decoding": f"{value(whole.loc['plain', 'tokens_per_second']):.0f}/s",
-                "the default": f"{value(whole.loc['default', 'tokens_per_second']):.0f}/s, "
+                "plain decoding": f"{rate(whole.loc['plain', 'tokens_per_second'])}/s",
+                "the default": f"{rate(whole.loc['default', 'tokens_per_second'])}/s, "
                 f"{times(whole.loc['default', 'speed_up'])} "
                 f"(by kind of text {span(kinds[kinds['arm'] == 'default']['speed_up'])}x)",
-                f"{THEIRS}, plain": "" if other is None else f"{value(other['tokens_per_second']):.0f}/s",
+                f"{THEIRS}, plain": "" if other is None else f"{rate(other['tokens_per_second'])}/s",
             }
         )
     return f"{markdown(pd.DataFrame(rows))}\n\n{sources('chat-prompts')}"

@@ -56,7 +56,7 @@ LEFT_OUT = ("plain", "draft model, K=4", "fork W=16, longest", "eesd, depth=auto
 
 
 def methods() -> str:
-    """Speed of each family over plain decoding, and by kind of text."""
+    """Speed of each family over plain decoding."""
     parts = []
     known = labels("headline")
     for part in ("chains", "mcsd", "eesd"):
@@ -69,9 +69,6 @@ def methods() -> str:
             for row in rows.itertuples()
         ]
         parts.append(markdown(pivoted(rows, ["pair", "type", "method"], "T")))
-    kinds = frame("headline", "chains", temperature=1)
-    kinds = kinds[(kinds["task"] != "all") & (kinds["method"] == "depth=auto, with lookup")]
-    kinds["cell"] = [f"{times(row.speed_up_with_prompt)} ({row.tau:.2f})" for row in kinds.itertuples()]
     chain = frame("headline", "chains", task="all", method="chain of 4")["speed_up_with_prompt"]
     small, large = chain[:2], chain[2:]
     wide = frame("headline", "mcsd", task="all", method="target-initialised 2,4,3,1,1")["speed_up_with_prompt"]
@@ -89,10 +86,6 @@ Trees. The target-initialised one keeps the longest (`longest-root`, ours; the a
 Early exits, without a draft model.
 
 {parts[2]}
-
-By kind of text, T = 1, with the prompt (tokens per forward pass).
-
-{markdown(pivoted(kinds, ["pair", "type", "method"], "task"))}
 
 A chain of 4 is {span(small)} times as fast as plain decoding on the embedded pair and {span(large)} times at
 12x768, where one more row costs little. Trees chosen for a GPU lose to a chain on these cores: the target-initialised

@@ -42,6 +42,12 @@ def value(number: Any) -> float:
     return float("nan") if result is None else float(result)
 
 
+def rate(number: Any) -> str:
+    """Tokens per second: 140, or 3.2 where they are few."""
+    found = value(number)
+    return format(found, ".0f" if found >= 10 else ".1f")
+
+
 def text(number: Any, form: str = ".2f", unit: str = "", ends: bool = False) -> str:
     """A number or the value of an interval, with its ends and n if they are asked for; empty where there is none."""
     if pd.isna(value(number)):
