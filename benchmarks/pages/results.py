@@ -144,10 +144,6 @@ measured at the commit below; its adapter is not kept.
 
 {markdown(pivoted(rows, ["engine", "mode"], "models"))}
 
-How many times as fast draftwood is, decoding alone:
-
-{markdown(pivoted(ratios, ["ours", "engine", "theirs"], "models"))}
-
 On the grown pairs plain decoding with the native kernels is {against("llama.cpp", "plain")} times as fast as
 llama.cpp's and {against("OpenVINO GenAI", "plain")} times as fast as OpenVINO GenAI's, with speculation on both
 sides {against("llama.cpp", "speculation")} and {against("OpenVINO GenAI", "speculation")} times. On the embedded
