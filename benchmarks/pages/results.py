@@ -122,14 +122,11 @@ rounding decides between nearly equal beams, so that texts can differ.
 
 
 def peers() -> str:
-    """Milliseconds per token of each engine, and ours over theirs."""
+    """Milliseconds per token of each engine, and ranges of ours over theirs."""
     rows = frame("peers", "rows")
     rows["models"] = rows["pair"] + ", " + rows["type"]
     rows["cell"] = [text(each) for each in rows["ms_per_token"]]
-    ratios = frame("peers", "ratios")
-    ratios["models"] = ratios["pair"] + ", " + ratios["type"]
-    ratios["cell"] = [times(each) for each in ratios["ratio"]]
-    ratios = ratios.rename(columns={"mode": "ours", "their_mode": "theirs"})
+    ratios = frame("peers", "ratios").rename(columns={"mode": "ours"})
     grown = ratios[ratios["pair"] != "embedded"]
 
     def against(engine: str, mode: str) -> str:
