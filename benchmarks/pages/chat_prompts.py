@@ -25,15 +25,15 @@ def section() -> str:
 SmolLM2-135M-Instruct in the bits of its file answers messages that nothing was trained on, alone, prompts included:
 tokens per second and, in parentheses, over plain decoding, tau, and the share of drafts accepted. The default finds the
 EAGLE head beside the file. llama.cpp answers the same prompts, its ratio is to our plain decoding. In the runs `grown`
-the same functions cost what larger shapes do: 1.7 billion weights in bfloat16 (4 messages a kind, at most 48 tokens)
-and, in `grown-32x4096`, 7.2 billion in int8 (2 messages, 32 tokens).
+the same functions cost what larger shapes do: 1.7 billion weights in bfloat16, and 7.2 billion (32x4096) in int8.
+Messages a kind and most new tokens of each: {amounts("chat-prompts")}.
 
 {table(speed)}
 
 By kind of text the default is {span(kinds["speed_up"])} times as fast as plain decoding, over all
-{span(over_all["speed_up"])} times{grown(default[default["pair"].isin(GROWN_REAL)])}. A round of it takes
-{span(rounds(kinds))} times as long as one of plain decoding at the file's own size (tau over the speed-up, prompts
-included), so it has to yield as many tokens before it gains anything.
+{span(over_all["speed_up"])} times{grown(default[default["pair"].isin(GROWN_REAL)])}. At the file's own size tau is
+{span(lost(kinds))} times the speed-up: so much goes to drafts, to their rows, and to prompts, which drafts do not
+shorten.
 
 {sources("chat-prompts")}{beams()}"""
 
@@ -47,9 +47,15 @@ def grown(default: pd.DataFrame) -> str:
     return f"; at the cost of larger shapes {ends[0]} times, over all {ends[1]} times"
 
 
-def rounds(default: pd.DataFrame) -> list[float]:
-    """What a round takes in rounds of plain decoding, with its share of the prompt."""
+def lost(default: pd.DataFrame) -> list[float]:
+    """How many times the speed-up tau is: what rounds with drafts take more, and what prompts take."""
     return [value(row["tau"]) / value(row["speed_up"]) for _, row in default.iterrows()]
+
+
+def amounts(experiment: str) -> str:
+    """How much each run of an experiment has measured: `greedy` 20, 64; ..."""
+    known = [(document["run"], document["settings"]) for document in documents(experiment)]
+    return "; ".join(f"`{run}` {made['per_kind']}, {made['tokens']}" for run, made in known)
 
 
 def beams() -> str:
@@ -58,7 +64,8 @@ def beams() -> str:
         return ""
     return f"""
 
-Four beams in the same way, over beam search and beam sampling without drafts; 4 messages a kind, at most 48 tokens:
+Four beams in the same way, over beam search and beam sampling without drafts. Messages a kind and most new tokens:
+{amounts("chat-beams")}.
 
 {table(frame("chat-beams", "speed"))}
 

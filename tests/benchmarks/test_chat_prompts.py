@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bench import Bench
 from benchmarks.engines import file_cell
 from benchmarks.execute import execute
 from benchmarks.experiment import ExperimentRun, find, load
 from benchmarks.kinds import chat_prompts
+from benchmarks.kinds.chat_prompts import ChatPrompts
 from benchmarks.pages import chat_prompts as page
 from benchmarks.pages import tables
+from benchmarks.pairs import Pair
 from draftwood.engine.engine import Engine
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
 from recipes import shared_prompts
 from recipes.shared_prompts import split, write
@@ -89,6 +93,14 @@ def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, mon
     assert "| greedy | 0 | plain | " in page.section() and "Four beams" not in page.section()
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert page.section() == ""
+
+
+def test_a_grown_model_is_loaded_once(tmp_path: Path) -> None:
+    """What was grown with it lies beside it, so that its default is that of the engine that there is."""
+    bench = Bench(ExperimentRun(), tmp_path, models=Pair("grown", EMBEDDED / "target", None, tmp_path))
+    kind = ChatPrompts(arms={"plain": {"name": "autoregressive"}, "default": {}})
+    assert kind.engine(bench, None, True) is kind.engine(bench, None, False) is bench.engine
+    assert bench.engine.default_method.name == "eesd"
 
 
 def test_an_engines_answers_end_where_they_should() -> None:
