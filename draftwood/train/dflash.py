@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.dflash import save
 from draftwood.models.heads.dflash_head import DFlashHead
+from draftwood.train.distillation import chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import DFlashSettings
 
@@ -94,7 +95,7 @@ class DFlashRun(ExitRun):
         for k, here in enumerate(self.counted(tokens), 1):
             at = (anchors + k).clamp(max=tokens.shape[1] - 1)
             log_p = None if answer is None else answer[:, at - 1][here]
-            places.append((logits[:, :, k - 1][here], tokens[:, at][here], log_p))
+            places.append((chosen(logits.flatten(1, 2), here, k - 1, logits.shape[2]), tokens[:, at][here], log_p))
         return places
 
 

@@ -41,6 +41,15 @@ def _dots(one: Tensor, other: Tensor) -> Tensor:
     return torch.bmm(one[:, None], other[..., None]).flatten()
 
 
+def chosen(rows: Tensor, here: Tensor, first: int = 0, each: int = 1) -> Tensor:
+    """The rows [n, V] of rows [B, T, V] that here [B, N] marks: mark (b, i) is for row (b, first + i * each).
+
+    The gradient of indexing by marks or by pairs sorts them first; this one takes a fifth of its time.
+    """
+    batch, place = here.nonzero(as_tuple=True)
+    return rows.flatten(0, 1).index_select(0, batch * rows.shape[1] + place * each + first)
+
+
 def distillation_loss(logits: Tensor, ahead: Tensor, log_p: Tensor | None, weight: float) -> Tensor:
     """Sum over places of (1 - w) * -log q(token ahead) + w * sum_x p(x) (log p(x) - log q(x)), q the softmax of logits.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.pruned import PrunedDraft, check_kept, save
-from draftwood.train.distillation import UNKNOWN
+from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import STATE, ExitRun, Place
 from draftwood.train.settings import DraftSettings
 from draftwood.train.texts import Tokens
@@ -114,7 +114,7 @@ class DraftRun(ExitRun):
         ahead = draft.place[tokens[:, 1:][here]]
         ahead = ahead.masked_fill(ahead == len(draft.words), UNKNOWN)
         log_p = None if answer is None else answer[:, :-1][here][:, draft.words]
-        return [(logits[:, :-1][here], ahead, log_p)]
+        return [(chosen(logits, here), ahead, log_p)]
 
 
 def layer_sets(layers: int, count: int) -> list[list[int]]:

@@ -15,6 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle import load, save
 from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.train.distillation import chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
 
@@ -85,7 +86,7 @@ class EagleRun(ExitRun):
             answer = torch.log_softmax(answer[..., words], -1)
         for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((rows[:, k - 1 : -1][here], ahead[:, k:][here], log_p))
+            places.append((chosen(rows, here, k - 1), ahead[:, k:][here], log_p))
         return places
 
 

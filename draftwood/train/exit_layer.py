@@ -24,7 +24,7 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads.medusa import RECORDED_RANKS
-from draftwood.train.distillation import distillation_loss
+from draftwood.train.distillation import chosen, distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
 from draftwood.train.target_states import PlainReader, TargetReader
@@ -219,7 +219,7 @@ class ExitRun(TrainingRun):
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """For each head, at the places that count: logits [n, V], the token to predict [n], log p [n, V] or None."""
         (here,) = self.counted(tokens)
-        return [(logits[:, :-1][here], tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
+        return [(chosen(logits, here), tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
 
     @torch.no_grad()
     def measure(self, rows: int = 4) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.medusa import Heads, save
+from draftwood.train.distillation import chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import HeadSettings
 
@@ -70,5 +71,5 @@ class HeadRun(ExitRun):
         places = []
         for k, here in enumerate(self.counted(tokens), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((logits[k - 1][:, : -k - 1][here], tokens[:, k + 1 :][here], log_p))
+            places.append((chosen(logits[k - 1], here), tokens[:, k + 1 :][here], log_p))
         return places

@@ -57,7 +57,7 @@ class Optimizers:
         matrices = [p for n, p in trained.items() if muon and p.ndim == 2 and "layers." in n]
         rest = [p for n, p in trained.items() if not (muon and p.ndim == 2 and "layers." in n)]
         self._names = {p: n for n, p in trained.items()}
-        adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+        adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self._both: tuple[torch.optim.Optimizer, ...] = (adam,)
         if matrices:
             self._both = (
@@ -94,8 +94,7 @@ class Optimizers:
                     for key, value in state.items():
                         if key.startswith(prefix):
                             name = key.removeprefix(prefix)
-                            place = value.device if name == "step" else parameter.device  # counted on the CPU
-                            optimizer.state[parameter][name] = value.to(place, copy=True)
+                            optimizer.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwood.train.distillation import UNKNOWN, distillation_loss
+from draftwood.train.distillation import UNKNOWN, chosen, distillation_loss
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
@@ -27,3 +27,15 @@ def test_value_and_gradient(weight: float, taught: bool, whole: bool) -> None:
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
     (mine,) = torch.autograd.grad(3 * loss, logits)
     torch.testing.assert_close(mine, gradient)
+
+
+@pytest.mark.parametrize(("first", "each"), [(0, 1), (2, 1), (1, 3)])
+def test_chosen_rows_and_their_gradient_are_those_of_indexing_by_marks(first: int, each: int) -> None:
+    torch.manual_seed(3)
+    rows = torch.randn(2, first + 5 * each, 7, requires_grad=True)
+    here = torch.rand(2, 5) < 0.5
+    picked, marked = chosen(rows, here, first, each), rows[:, first::each][:, :5][here]
+    assert torch.equal(picked, marked)
+    weight = torch.randn(marked.shape)
+    (one,), (other,) = (torch.autograd.grad((each_ * weight).sum(), rows) for each_ in (picked, marked))
+    assert torch.equal(one, other)
