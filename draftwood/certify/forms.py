@@ -134,22 +134,22 @@ def kept_rows(method: DynamicWidth, seed: int, drafts: int) -> Iterator[Iterable
     values = method.as_dict() | {"draft_width": 2, "gamma": 2}
     values["width" if method.width else "min_width"] = 2
     for number, warp in enumerate(("plain", "top-p")):
-        table = partial(forked_table, seed + number)
         for tokens, aim in ((2, ROOT_REUSED), (3, KEPT_REUSED)):
-            yield [
+            yield (
                 Case(
                     Method.parse(values),
                     VOCAB,
-                    tokens,
+                    certain + tokens,
                     warp,
                     seed + number,
                     drafts,
-                    table=table,
+                    table=partial(forked_table, seed + number, certain),
                     rounds=2,
                     aim=aim,
                     about="a draft and another token everywhere",
                 )
-            ]
+                for certain in (0, 1)  # heads draft nothing in the first round
+            )
 
 
 def capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:

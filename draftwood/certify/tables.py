@@ -157,13 +157,16 @@ def window_table(
     return TabularModel(law, VOCAB, n_layers=2)
 
 
-def forked_table(seed: int, number: int) -> TabularModel:
-    """A random model with two next tokens after every prefix, of which drafts (`number` above 0) know one alone."""
+def forked_table(seed: int, certain: int, number: int) -> TabularModel:
+    """A random model with two next tokens after every prefix, of which drafts (`number` above 0) know one alone.
+
+    The first `certain` tokens behind PROMPT have one value.
+    """
 
     def law(prefix: tuple[int, ...]) -> list[float]:
         rng = random.Random(f"{seed}:{prefix}")
         weights = [0.0] * VOCAB
-        for token in rng.sample(range(1, VOCAB), 1 if number else 2):
+        for token in rng.sample(range(1, VOCAB), 1 if number or len(prefix) < len(PROMPT) + certain else 2):
             weights[token] = rng.uniform(0.7, 1.3)
         return weights
 

@@ -28,4 +28,4 @@ def test_it_needs_a_device_and_can_be_tried_without() -> None:
     assert result.returncode == 2 and "try benchmarks/gpu.sh --dry-run" in result.stderr
     tried = run("--dry-run")
     assert tried.returncode == 0, tried.stderr
-    assert tried.stdout.count("| source | what | the paper |") == 3 and "tests/test_cuda.py" in tried.stdout
+    assert tried.stdout.count("| source | what | the paper |") == 3 and "test_cuda.py" in tried.stdout

@@ -76,8 +76,8 @@ def test_every_chain_is_the_blocks_own(way: str, head_of: Any) -> None:
             chain = made.forest_token[1:]
             wanted = says(config(), tensors, target, text[: made.position + 1]).argmax(-1).tolist()
             assert chain == wanted[: len(chain)]
-        if way == "alone":  # one pass is enough for all layers, once the prompt is read
-            assert all(made.draft_forwards == bool(made.drafted) for made in result.rounds[1:])
+        if way == "alone":  # one pass is enough for all layers, once the head has read the prompt in round 2
+            assert all(made.draft_forwards == bool(made.drafted) for made in result.rounds[2:])
         accepted += result.metrics.accepted
     assert accepted > 0
     if way == "prefixes":
