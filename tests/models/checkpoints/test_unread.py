@@ -131,7 +131,9 @@ MORE: dict[str, list[Any]] = {  # keys of any class, tried on all families
     "tie_word_embeddings": [True, False],
 }
 # transformers cannot run these; a model's first layers are one here
-RUNS = {"return_dict", "num_hidden_layers", "output_router_logits"}
+RUNS = {"return_dict", "num_hidden_layers", "output_router_logits", "num_kv_shared_layers"}
+# transformers divides loaded weights, has no setter, and adds Falcon's biases twice in its eager attention alone
+ODD = {("mamba2", "rescale_prenorm_residual"), ("mamba2", "layer_types"), ("falcon", "alibi")}
 
 
 def _others(value: Any) -> list[Any]:
@@ -148,15 +150,19 @@ def _cases(kind: str, raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", *FIRST])
+@pytest.mark.parametrize("kind", ["llama", *(kind for kind in FIRST if kind != "mistral4")])  # AutoModel knows it not
 def test_every_key_says_what_it_says_to_transformers_or_is_refused(kind: str, tmp_path: Path) -> None:
     if kind == "llama":
         checkpoint_files.write(tmp_path, num_hidden_layers=3)
     else:
         write(tmp_path, FIRST[kind])
     raw = json.loads((tmp_path / "config.json").read_text())
+    if kind == "youtu":  # whose loading by transformers makes the padding token's embedding zero
+        raw["pad_token_id"] = None
     tried = 0
     for key, value in _cases(kind, raw):
+        if (kind, key) in ODD:
+            continue
         (tmp_path / "config.json").write_text(json.dumps({**raw, key: value}))
         try:
             found = prompt_logits(tmp_path)

@@ -73,15 +73,18 @@ def walk(decoder: Decoder) -> list[torch.Tensor]:
 WHOLE = (
     *("olmo2", "olmo3", "mixtral", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "qwen2_moe", "qwen3_moe"),
     *("ernie4_5_moe", "dots1", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared", "phimoe", "bloom", "mpt", "bitnet"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3", "llama4_text", "gemma3n_text"),
+    *("gemma4_per_layer", "gemma4_experts"),
 )
 USUAL = ("mistral", "qwen3", "phi3", "gemma", "gemma3", "opt", "gpt2", "gpt_neox", "cohere")
-SHARED = [name for name, (kind, knobs) in VARIANTS.items() if kind not in WHOLE and not knobs.get("alibi")]
+SHARED = [name for name, (kind, knobs) in VARIANTS.items() if not {kind, name} & {*WHOLE} and not knobs.get("alibi")]
 BY_TWO = [pytest.param(name, 2, marks=[] if name in USUAL else pytest.mark.slow) for name in SHARED]
 BY_FOUR = [pytest.param(name, 4, marks=[] if name == "gemma2" else pytest.mark.slow) for name in SHARED]
 
 
-@pytest.mark.parametrize("name", ["olmo2", "qwen3_moe", "bloom", "bitnet", "youtu"])
+@pytest.mark.parametrize(
+    "name", ["olmo2", "qwen3_moe", "bloom", "bitnet", "youtu", "llama4", "gemma3n", "gemma4_per_layer"]
+)
 def test_what_cannot_be_shared_out_is_refused(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     with pytest.raises(ModelError, match="which processes cannot share out; leave out tensor_parallel"):
@@ -93,6 +96,7 @@ def test_what_cannot_be_shared_out_is_refused(name: str, tmp_path: Path) -> None
 def test_logits_of_each_family(name: str, size: int, tmp_path: Path) -> None:
     """By two processes key/value heads are split, of Gemma's one a copy each; by four all are held by two at least."""
     write(tmp_path, name)
+    partition.check(checkpoint.described(tmp_path)[2], size, tmp_path)
     expected = walk(checkpoint.load(tmp_path, backend="pytorch"))
     with split(tmp_path, size) as parts:
         for found, wanted in zip(walk(parts.driver), expected, strict=True):

@@ -192,7 +192,8 @@ def hunyuan(raw: Raw) -> DecoderConfig:
     if rope.get("alpha"):  # as 'dynamic' with a base that alpha has raised for good
         keys.only({"rope_type": keys.rope_type(rope)}, "rope_type", "dynamic")
         base = keys.positive_number(rope, "rope_theta", keys.positive_number(raw, "rope_theta", 10000.0))
-        dim = shape["head_dim"]
+        if (dim := shape["head_dim"]) < 4:
+            raise ModelError(f"rope_parameters with alpha need heads at least 4 wide, not {dim}; correct head_dim")
         base *= keys.positive_number(rope, "alpha", None) ** (dim / (dim - 2))
         raw = {**raw, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
     return DecoderConfig(**llama_like(raw, shape, 2048, 1e-5), **attention_bias(raw), qk_norm="one", late_qk_norm=True)

@@ -190,6 +190,7 @@ def phimoe(raw: Raw) -> DecoderConfig:
     no_windows(raw)
     raw = renamed(raw, num_local_experts="num_experts")
     shape = shape_of(raw, 32064, 4096, 6400, 32, 32, 8, None)
+    keys.only(raw, "num_experts_per_tok", 2)  # its router chooses two, whatever a config says
     experts = ExpertsConfig(
         **experts_of({**raw, "moe_intermediate_size": None}, 16, 2, shape["intermediate_size"]),
         jitter=keys.positive_number(raw, "router_jitter_noise", 0.01),
@@ -316,7 +317,8 @@ def gpt_oss(raw: Raw) -> DecoderConfig:
     layers = shape["num_hidden_layers"]
     usual = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
     if not keys.rope_object(raw):
-        raw = {**raw, "rope_parameters": {**usual, "rope_theta": 150000.0}}
+        raw = {**raw, "rope_parameters": usual}
+    raw = usual_rope(raw, 150000.0)
     windows = layer_windows(raw, layers, sliding_window(raw, 128), lambda layer: layer % 2 == 0)
     return DecoderConfig(
         **llama_like(raw, shape, 131072, 1e-5),

@@ -101,6 +101,7 @@ def _latent_like(raw: Raw, sizes: Mapping[str, int | None], context: int, eps: f
         for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
     q_rank = None if known["q_lora_rank"] is None else keys.positive_int(known, "q_lora_rank", 0)
+    keys.only(raw, "head_dim", turned, turned + own)  # families mean one or the other
     heads = keys.positive_int(known, "num_attention_heads", 0)
     keys.only(raw, "num_key_value_heads", heads)
     spelled = {**known, "head_dim": turned + own, "num_key_value_heads": heads}
