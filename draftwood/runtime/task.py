@@ -26,6 +26,7 @@ class DecodingTask(Generic[Event]):
     max_slots: int  # cache slots that it may hold at once in the end
     prompt: Sequence[int] = ()  # its tokens, where other tasks of its call may begin with the same
     priority: int = 0  # of waiting tasks those with the smallest one begin first
+    reading_events: int = 1  # events after which its prompt is computed: heads read it in the second round
     follows_load: bool = False  # whether its drafts depend on how many requests run
     call: object = field(default_factory=object)  # requests with the same one share the machine with others as one
     wake: Callable[[], object] | None = None  # called by the thread that steps, when the request has ended
@@ -37,7 +38,7 @@ class DecodingTask(Generic[Event]):
     running: bool = False  # whether it is among those that share the passes
     run: Run | None = None  # the model run that it waits for
     pending: PartialRun | None = None  # how far that run is computed
-    has_read: bool = False  # whether it has had an event, so that its prompt is computed
+    events_made: int = 0
     has_news: bool = False  # whether it has had one that was not announced
     drafted: bool = False  # whether it has drafted since the target answered it last
     target_rows: int = 1  # rows of its last run of the target
@@ -60,7 +61,8 @@ class DecodingTask(Generic[Event]):
                 yielded = None
         while yielded is not None and not isinstance(yielded, Run):
             self.events.append(yielded)
-            self.has_read = self.has_news = True
+            self.events_made += 1
+            self.has_news = True
             yielded = next(self._decoding, None)
         self.run = yielded
         if yielded is not None and not yielded.drafts:
@@ -105,6 +107,11 @@ class DecodingTask(Generic[Event]):
                 yield self.events.popleft()
         if self.error is not None:
             raise self.error
+
+    @property
+    def has_read(self) -> bool:
+        """Whether its prompt is computed, by what drafts too, if that reads it."""
+        return self.events_made >= self.reading_events
 
     @property
     def speculates(self) -> bool:
