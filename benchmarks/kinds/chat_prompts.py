@@ -2,7 +2,8 @@
 
 The messages are those that recipes/shared_prompts.py holds out of training; they lie outside the project, in
 `DRAFTWOOD_DATA`. llama.cpp answers the messages of a kind between two turns of ours, in a process of its own, plain and
-with its prompt lookup. Texts end where the model ends them.
+with its prompt lookup. Texts end where the model ends them. Sampled texts of two arms differ, in length, too: several
+`draws` of each message make that matter less, and intervals are drawn by message.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class ChatPrompts(Kind):
     temperatures: tuple[float, ...] = (0.0, 1.0)
     per_kind: int = PER_KIND
     kinds: tuple[str, ...] | None = None
+    draws: int = 1  # answers to each message, of a seed each; llama.cpp gives one
     tokens: int = 64
     llama: bool = True
     limit: float = 1200  # seconds of one process of llama.cpp
@@ -56,7 +58,7 @@ class ChatPrompts(Kind):
         rows: Rows = []
         failures: Rows = []
         for temperature in self.temperatures:
-            answers: dict[tuple[str, str], list[Answer]] = {}
+            answers: dict[tuple[str, str], list[list[Answer]]] = {}
             for kind, texts in messages.items():
                 prompts = [encoded(bench.engine, text) for text in texts]
                 answers |= {(kind, arm): one for arm, one in self.ours(bench, temperature, kind, prompts).items()}
@@ -67,17 +69,20 @@ class ChatPrompts(Kind):
                         if "error" in result:
                             failures.append({"engine": f"{THEIRS}, {mode}, {kind}", "failure": result["error"]})
                         else:
-                            answers[kind, f"{THEIRS}, {mode}"] = result["answers"]
+                            answers[kind, f"{THEIRS}, {mode}"] = [[one] for one in result["answers"]]
             rows += self.rows(temperature, answers, [*messages])
         return {"speed": rows, "failures": failures}
 
-    def ours(self, bench: Bench, temperature: float, kind: str, prompts: list[list[int]]) -> dict[str, list[Answer]]:
-        """The answers of each arm to the prompts of a kind; the arms take turns at each prompt."""
-        answers: dict[str, list[Answer]] = {arm: [] for arm in self.chosen}
-        for number in bench.track(range(len(prompts)), f"T = {temperature:g}, {kind}"):
-            for arm in rotated([*self.chosen], number):
-                make = partial(self.answer, bench, arm, prompts[number], temperature, number)
-                answers[arm].append(bench.once([temperature, kind, number, arm], make))
+    def ours(
+        self, bench: Bench, temperature: float, kind: str, prompts: list[list[int]]
+    ) -> dict[str, list[list[Answer]]]:
+        """The answers of each arm to the prompts of a kind, [prompt][draw]; the arms take turns at each draw."""
+        answers: dict[str, list[list[Answer]]] = {arm: [[] for _ in prompts] for arm in self.chosen}
+        for turn in bench.track(range(len(prompts) * self.draws), f"T = {temperature:g}, {kind}"):
+            number = turn // self.draws
+            for arm in rotated([*self.chosen], turn):
+                make = partial(self.answer, bench, arm, prompts[number], temperature, turn)
+                answers[arm][number].append(bench.once([temperature, kind, turn, arm], make))
         return answers
 
     def answer(self, bench: Bench, arm: str, prompt: list[int], temperature: float, seed: int) -> Answer:
@@ -128,7 +133,9 @@ class ChatPrompts(Kind):
         module = "benchmarks.engines.file_cell"
         return run_job(job, str(bench.llama_python), bench.run.threads, self.limit, module)
 
-    def rows(self, temperature: float, answers: dict[tuple[str, str], list[Answer]], kinds: Sequence[str]) -> Rows:
+    def rows(
+        self, temperature: float, answers: dict[tuple[str, str], list[list[Answer]]], kinds: Sequence[str]
+    ) -> Rows:
         """Speeds of each kind and of all together, over those of the arm that one is compared with."""
         rows: Rows = []
         first = next(iter(self.chosen))
@@ -140,22 +147,24 @@ class ChatPrompts(Kind):
                 if not all((name, arm) in answers for name in names):
                     continue
                 mine, base = ([one for name in names for one in answers[name, each]] for each in (arm, over))
-                mine_in, base_in = ([len(one["tokens"]) for one in side] for side in (mine, base))
-                mine_s, base_s = ([one["seconds"] for one in side] for side in (mine, base))
+                mine_in, base_in = ([sum(len(one["tokens"]) for one in each) for each in side] for side in (mine, base))
+                mine_s, base_s = ([sum(one["seconds"] for one in each) for each in side] for side in (mine, base))
                 row: dict[str, Any] = {
                     "temperature": temperature,
                     "kind": kind,
                     "arm": arm,
                     "over": over,
-                    "answers": len(mine),
+                    "answers": sum(map(len, mine)),
                 }
                 row["tokens_per_second"] = ratio(mine_in, mine_s)
                 row["speed_up"] = quotient(mine_in, mine_s, base_in, base_s)
-                row["same_text"] = sum(a["tokens"] == b["tokens"] for a, b in zip(mine, base, strict=True)) / len(mine)
-                if "rounds" in mine[0]:
-                    emitted, rounds, accepted, drafted = (sum(one[name] for one in mine) for name in COUNTS)
+                same = [a[0]["tokens"] == b[0]["tokens"] for a, b in zip(mine, base, strict=True)]
+                row["same_text"] = sum(same) / len(same)
+                every = [one for each in mine for one in each]
+                if "rounds" in every[0]:
+                    emitted, rounds, accepted, drafted = (sum(one[name] for one in every) for name in COUNTS)
                     row |= {"tau": emitted / rounds, "acceptance": accepted / drafted if drafted else None}
-                    row["method"] = mine[0]["method"]
+                    row["method"] = every[0]["method"]
                 rows.append(row)
         return rows
 

@@ -51,12 +51,15 @@ def speed_table() -> str:
 def real_table() -> str:
     """Tokens per second of a real model without drafts and by default, and those of llama.cpp; what measured them."""
     speed, rows = frame("chat-prompts", "speed"), []
-    for (pair, temperature), some in speed.groupby(["pair", "temperature"]):
+    settings = {document["run"]: document["settings"] for document in documents("chat-prompts")}
+    for (pair, run, temperature), some in speed.groupby(["pair", "run", "temperature"], sort=False):
         whole, kinds = some[some["kind"] == ALL].set_index("arm"), some[some["kind"] != ALL]
         other = whole.loc[f"{THEIRS}, plain"] if f"{THEIRS}, plain" in whole.index else None
         rows.append(
             {
                 "model": REAL[pair],
+                "messages a kind": settings[run]["per_kind"],
+                "tokens": settings[run]["tokens"],
                 "temperature": f"{temperature:g}",
                 "plain decoding": f"{rate(whole.loc['plain', 'tokens_per_second'])}/s",
                 "the default": f"{rate(whole.loc['default', 'tokens_per_second'])}/s, "

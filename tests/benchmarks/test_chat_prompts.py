@@ -77,7 +77,7 @@ def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, mon
     monkeypatch.setattr(chat_prompts, "encoded", encoded)
     path = find("chat-prompts")
     arms = {"plain": {"name": "autoregressive"}, "lookup": {"name": "lookup"}, "default": {}}
-    experiment = load(path).model_copy(update={"settings": {"arms": arms, "trained": ""}})
+    experiment = load(path).model_copy(update={"settings": {"arms": arms, "trained": "", "draws": 2}})
     out = tmp_path / "results" / "chat-prompts"
     monkeypatch.setattr(chat_prompts, "TRAINED", tmp_path / "data")  # nothing for this target
     rows = execute(experiment, path, "greedy", ExperimentRun(), out, smoke=True)["tables"]
@@ -85,7 +85,8 @@ def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, mon
     speed = {(row["temperature"], row["kind"], row["arm"]): row for row in rows["speed"]}
     assert len(speed) == 2 * 3 * 3
     for (temperature, kind, arm), row in speed.items():
-        assert row["answers"] == (2 if kind == "all" else 1) and row["tokens_per_second"]["value"] > 0
+        assert row["answers"] == 2 * row["speed_up"]["n"] == (4 if kind == "all" else 2)  # two of a message
+        assert row["tokens_per_second"]["value"] > 0
         assert temperature or row["same_text"] == 1
         assert arm != "plain" or row["speed_up"]["value"] == row["tau"] == 1
     assert speed[0, "all", "default"]["method"] == "eesd"  # the embedded target has an exit
