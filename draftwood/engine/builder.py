@@ -28,7 +28,7 @@ from draftwood.methods import Method
 from draftwood.methods.default import default_method
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
-from draftwood.models.heads.state_head import StateReader
+from draftwood.models.heads.state_head import StateHead
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 from draftwood.runtime.policy import SHORT_RUN
@@ -189,7 +189,7 @@ class GenerationBuilder:
             first_slots=len(request.prompt),
             max_slots=len(request.prompt) + request.max_new_tokens + SHORT_RUN,
             prompt=request.prompt,
-            reading_events=2 if any(isinstance(one.model, StateReader) for one in generation.drafts) else 1,
+            reading_events=2 if any(isinstance(one.model, StateHead) for one in generation.drafts) else 1,
             follows_load=generation.depth.needs >= LOAD,
             priority=request.priority,
         )

@@ -151,7 +151,7 @@ def test_a_request_takes_what_a_live_one_has(name: str) -> None:
     settle(ours)
 
 
-@pytest.mark.parametrize("name", ["plain", "chain", "exit", "self", "eagle", "medusa", "search"])
+@pytest.mark.parametrize("name", ["plain", "chain", "exit", "self", "eagle", "block", "medusa", "search"])
 def test_texts_of_one_call_read_their_prompt_once(name: str) -> None:
     """Cold: one of them computes it, and the others take over what that has computed."""
     prompt = random.Random(7).choices(range(VOCAB), k=300)
