@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +38,7 @@ def measure(
     part: Annotated[list[str] | None, typer.Option(help="Measure this part only. Repeatable. Default: all.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only methods whose label this pattern fits.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Begin no run later; a further call goes on.")] = None,
-    items: Count = None,
+    items: Annotated[list[str] | None, typer.Option(help="Of each task, or NAME=N of one. Repeatable.")] = None,
     seeds: Count = None,
     max_new_tokens: Count = None,
     data: Annotated[Path | None, typer.Option(help="Directory of the papers' data sets. Default: own corpus.")] = None,
@@ -76,7 +76,7 @@ def measure(
     """
     check_kernels()
     script, settings = import_module(f"benchmarks.papers.{paper}"), papers()[paper]
-    asked = {"items": items, "seeds": seeds, "tokens": max_new_tokens}
+    asked = {"items": counted(items or (), settings.tasks), "seeds": seeds, "tokens": max_new_tokens}
     size = replace(
         script.SIZES["full" if full else "small"], **{key: count for key, count in asked.items() if count is not None}
     )
@@ -114,6 +114,21 @@ def measure(
     write(place, document)
     notes = [note for each in document["parts"] for note in each["notes"]]
     print(findings([document]), "\n".join(dict.fromkeys(notes)), place, sep="\n")
+
+
+def counted(items: Sequence[str], tasks: Collection[str]) -> int | dict[str, int] | None:
+    """What --items says: a number for all tasks, or one for each that is named; ConfigurationError for other words."""
+    result: dict[str, int] = {}
+    for each in items:
+        task, _, count = each.rpartition("=")
+        if (task and task not in tasks) or not count.isdecimal() or not int(count):
+            example = next(iter(tasks))
+            raise ConfigurationError(
+                f"--items {each} is neither a number from 1 nor one of a task of this paper ({', '.join(tasks)}); "
+                f"say --items 30 or --items {example}=30"
+            )
+        result |= dict.fromkeys([task] if task else tasks, int(count))
+    return result.popitem()[1] if len({*result.values()}) == 1 and len(result) == len(tasks) else result or None
 
 
 def chosen(parts: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:

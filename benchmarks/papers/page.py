@@ -34,7 +34,8 @@ def findings(results: Sequence[Mapping[str, Any]]) -> str:
     frame = pd.DataFrame(rows, columns=[*keys, "pair", "here"])
     order = pd.MultiIndex.from_frame(frame[keys].drop_duplicates())
     wide = frame.set_index([*keys, "pair"])["here"].unstack().reindex(order)
-    return markdown(wide[[document["pair"] for document in results]].fillna("not run").reset_index())
+    wide = wide.reindex(columns=[document["pair"] for document in results])  # one may have nothing to compare
+    return markdown(wide.fillna("not run").reset_index())
 
 
 def digits(finding: Mapping[str, Any]) -> str:
@@ -95,10 +96,11 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, f"- the paper: {amount(**scale.model_dump())}."] if scale else lines)
 
 
-def amount(items: int | None, seeds: int | None, tokens: int | None) -> str:
+def amount(items: int | Mapping[str, int] | None, seeds: int | None, tokens: int | None) -> str:
     """30 items a task, 2 seeds, at most 64 new tokens; of a paper that does not say, that."""
+    each = ", ".join(f"{name} {count}" for name, count in items.items()) if isinstance(items, Mapping) else items
     said = [
-        f"{items} items a task" if items else "",
+        (f"{each} items" if isinstance(items, Mapping) else f"{each} items a task") if items else "",
         f"{seeds} seed{'s' * (seeds != 1)}" if seeds else "",
         f"at most {tokens} new tokens" if tokens else "",
     ]

@@ -36,9 +36,18 @@ COLUMNS = ("tokens", "seconds", "quality", "judged", "joules")  # of `Sweep.tabl
 class Size:
     """How much is measured; `tokens` limits each answer, None leaves it to the task."""
 
-    items: int
+    items: int | Mapping[str, int]  # of each task, or by its name
     seeds: int
     tokens: int | None = None
+
+    def of(self, task: str) -> int:
+        """The number of items of a task; ConfigurationError where it has none."""
+        count = self.items if isinstance(self.items, int) else self.items.get(task)
+        if count is None:
+            raise ConfigurationError(
+                f"--items says nothing of {task}; say --items {task}=30, too, or --items 30 for all"
+            )
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +321,7 @@ class Study:
             else:
                 task = parse(use.task, {"path": str(files(use.task, data)), **use.options, **limit})
             try:
-                result[name] = task, task.instances(self.size.items, self.models.chat)
+                result[name] = task, task.instances(self.size.of(name), self.models.chat)
             except ConfigurationError as error:
                 if not task.runs_code:
                     raise

@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.command import started
 from benchmarks.papers import dsbd
-from benchmarks.papers.__main__ import app, made_by
+from benchmarks.papers.__main__ import app, counted, made_by
 from benchmarks.papers.models import Models
+from benchmarks.papers.page import amount, findings
 from benchmarks.papers.settings import PLAIN, PaperSettings, TaskUse, papers
 from benchmarks.papers.study import Size, Study
 from draftwood.engine.loading import EMBEDDED, load
@@ -122,7 +123,12 @@ def test_what_is_compared_is_measured(name: str) -> None:
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in (
         (["dbsd"], "'dbsd' is not one of 'dsbd', 'mcsd', 'eesd'"),
-        (["dsbd", "--items", "0"], "--items"),
+        (
+            ["dsbd", "--items", "0"],
+            "--items 0 is neither a number from 1 nor one of a task of this paper (SQuAD, Spider)",
+        ),
+        (["dsbd", "--items", "XSum=3"], "--items XSum=3 is neither"),
+        (["dsbd", "--items", "SQuAD=1"], "--items says nothing of Spider; say --items Spider=30, too"),
         (["dsbd", "--pair", "grown-13x768"], "there is no pair 'grown-13x768'"),
         (["mcsd", "--part", "tree"], "there is no part 'tree' (did you mean 'trees'?)"),
         (["dsbd", "--data", "nowhere", "--items", "1"], "nowhere has no squad/*dev*.json* or squad/*.json*"),
@@ -130,6 +136,18 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         assert started(app, "benchmarks.papers", arguments) == 2
         shown = capsys.readouterr()
         assert not shown.out and sentence in shown.err and shown.err.count("\n") == 1
+
+
+def test_items_are_counted_by_task() -> None:
+    tasks = ("GSM8K", "XSum", "HumanEval")
+    assert counted([], tasks) is None and counted(["30"], tasks) == 30
+    assert counted(["30", "XSum=5"], tasks) == {"GSM8K": 30, "XSum": 5, "HumanEval": 30}
+    assert counted(["XSum=5"], tasks) == {"XSum": 5}
+    assert amount({"GSM8K": 30, "XSum": 5}, 3, None) == "GSM8K 30, XSum 5 items, 3 seeds"
+
+
+def test_a_method_that_no_claim_is_about_has_no_row() -> None:
+    assert findings([{"pair": "embedded", "tables": {"findings": []}}]).count("\n") == 1  # heads alone
 
 
 @pytest.mark.slow
