@@ -124,7 +124,8 @@ def exits(study: Study) -> None:
     """Figures 4 and 5, and Table 4's exits: each shape under Beta-TS; those alone whose labels are asked for."""
     shapes: dict[str, list[int]] = study.paper.training
     asked: list[tuple[int | None, int, Way]] = [(layers, 1, "mixed") for layers in shapes["layers"]]
-    asked += [(None, 1, "mixed"), *((None, depth, "mixed") for depth in shapes["exit_layers"]), (None, 1, "given")]
+    asked += [(None, 1, "mixed"), *((None, depth, "mixed") for depth in shapes["exit_layers"])]
+    asked += [(None, 1, "given"), (None, 1, "target")]
     entries = {}
     for layers, depth, way in asked:
         if study.only and not any(fnmatchcase(label_of(study, layers, depth, way), each) for each in study.only):

@@ -22,7 +22,7 @@ from draftwood.train.prompts import prompts_of
 from draftwood.train.runs import prepare, train
 from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import ExitSettings, Saving, TextSource, WritingSettings
-from draftwood.util.files import write_json
+from draftwood.util.files import write_json, writing
 from draftwood.util.safe_parsing import parse_json, read_text
 
 __all__ = ["DecisionKind", "decision", "exit_layer", "predictor"]
@@ -31,7 +31,12 @@ SEED = 0
 JUDGED = ("examples", "accepted", "auc", "overlap", "log_loss", "base_loss", "error")
 REPORTED = ("steps", "acceptance", "agreement")
 RECORDED = {"name": "mcsd-fork", "verify": "rejection", "width": 4, "gamma": 4, "depth": "fixed"}  # to learn from
-Way = Literal["mixed", "given"]  # text of the target and given text, half of each; given text alone
+Way = Literal["mixed", "given", "target"]
+WAYS: dict[Way, str] = {  # what an exit learns from -> what its label says of it
+    "mixed": "",  # text of the target and given text
+    "given": ", on given text alone",
+    "target": ", on the target's text alone",
+}
 
 
 def _counted(study: Study, what: str) -> Callable[[int, int], None]:
@@ -89,7 +94,7 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
         taught: dict[str, Any] = study.paper.training["settings"]
         amount: dict[str, Any] = {"steps": study.steps, "batch": study.batch}
         settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
-        source = TextSource(data=str(_texts(study)) if way == "mixed" else study.models.given)
+        source = TextSource(data=study.models.given if way == "given" else str(texts_of(study, way)))
         make = partial(prepare, ExitRun, settings, place, source, study.models.target)
         with closing(train(make, Saving())) as steps:
             for now in steps:
@@ -106,9 +111,9 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
 
 
 def label_of(study: Study, layers: int | None, depth: int, way: Way) -> str:
-    """The label of an exit to train: the layers below it, its own, and what it learns from if that is given text."""
+    """The label of an exit to train: the layers below it, its own, and what it learns from if it is not both."""
     layers = layers or share(study.models.engine.target.n_layers)
-    return f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{', on given text alone' * (way == 'given')}"
+    return f"exit, N={layers}, {depth} layer{'s' * (depth != 1)}{WAYS[way]}"
 
 
 def _given_exit(study: Study, directory: str) -> str:
@@ -121,15 +126,22 @@ def _given_exit(study: Study, directory: str) -> str:
     return label
 
 
-def _texts(study: Study) -> Path:
-    """The file of texts that the target wrote, mixed with given ones."""
+def texts_of(study: Study, way: Way) -> Path:
+    """The file of texts that the target wrote, with the given ones among them or without."""
+    if way == "target":
+        rows = [
+            line for line in read_text(texts_of(study, "mixed")).splitlines() if parse_json(line).get("source") == way
+        ]
+        with writing(own := _place(study, "texts-of-the-target.jsonl")):
+            own.write_text("\n".join(rows) + "\n", "utf-8")
+        return own
     if study.models.texts is not None:
         return study.models.texts
     count, tokens = (1000, 256) if study.full else (200, 128)
     path = _place(study, f"texts-{count}x{tokens}.jsonl")
     models, how = study.models, study.paper.training["writing"]
     about = {"prompts": models.prompts, "chat": models.chat, "given": models.given, "seed": SEED}
-    writing = WritingSettings(**{**about, **how, "count": count, "max_new_tokens": tokens})
-    for written in write_texts(models.engine, writing, path):
+    settings = WritingSettings(**{**about, **how, "count": count, "max_new_tokens": tokens})
+    for written in write_texts(models.engine, settings, path):
         study.told(f"writing texts to train on: {written} of {count}")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.command import started
-from benchmarks.papers import dsbd
+from benchmarks.papers import dsbd, learned
 from benchmarks.papers.__main__ import app, counted, made_by
 from benchmarks.papers.models import Models
 from benchmarks.papers.page import amount, findings
@@ -144,6 +145,16 @@ def test_items_are_counted_by_task() -> None:
     assert counted(["30", "XSum=5"], tasks) == {"GSM8K": 30, "XSum": 5, "HumanEval": 30}
     assert counted(["XSum=5"], tasks) == {"XSum": 5}
     assert amount({"GSM8K": 30, "XSum": 5}, 3, None) == "GSM8K 30, XSum 5 items, 3 seeds"
+
+
+def test_an_exit_can_learn_from_the_targets_text_alone(models: Models, tmp_path: Path) -> None:
+    rows = [{"text": f"{source} {i}", "source": source} for i, source in enumerate(("target", "given", "target"))]
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    study = Study(SMALL, replace(models, texts=texts), Size(1, 1, 4), tmp_path / "out")
+    own = learned.texts_of(study, "target").read_text("utf-8")
+    assert [json.loads(line) for line in own.splitlines()] == [rows[0], rows[2]]
+    assert learned.texts_of(study, "mixed") == texts
 
 
 def test_a_method_that_no_claim_is_about_has_no_row() -> None:
