@@ -36,6 +36,7 @@ class Model:
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
             count["draft_model"] = LlamaPromptLookupDecoding()
+            count["logits_all"] = True  # else it has room for the rows of `n_batch` tokens alone
         self.model = Llama(job["file"], n_ctx=longest(job), verbose=False, **count)
         lib, own = llama_cpp.llama_cpp, self.model._model.model
         self.forgets = not (lib.llama_model_is_hybrid(own) or lib.llama_model_is_recurrent(own))
