@@ -101,7 +101,7 @@ def both(place: Path, kv_dtype: str, tokens: list[int]) -> tuple[Tensor, Decoder
     for model, cache in ((native, ours), (exact, theirs)):  # the latter for the positions of its slots
         cache.lend(len(tokens))
         chain(model, tokens[:-1], cache=cache)
-    for plane in range(2 * native.n_layers):
+    for plane in range(len(ours.planes)):  # layers may share them
         theirs.planes[plane][: len(ours.planes[plane])] = ours.planes[plane][: len(theirs.planes[plane])]
     return chain(native, tokens[-1:], len(tokens) - 1, ours)[0][0], exact, theirs
 
@@ -120,12 +120,15 @@ def error(found: Tensor, right: Tensor) -> float:
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", [None, *mostly_slow(VARIANTS)])
 def test_attention_reads_the_numbers_that_are_stored(name: str | None, kv_dtype: str, tmp_path: Path) -> None:
-    """Against float64 on the same rows, over windows, caps and widths of every kind."""
+    """Against float64 on the same rows, over windows, caps and widths of every kind.
+
+    A code of the last token's own row may be rounded the other way.
+    """
     place, tokens = (EMBEDDED / "target", TOKENS) if name is None else (tmp_path, PROMPT)
     if name is not None:
         write_family(tmp_path, name)
     found, exact, cache = both(place, kv_dtype, tokens)
-    assert error(found, last(exact, tokens, cache)) < 2e-5
+    assert error(found, last(exact, tokens, cache)) < (1e-3 if kv_dtype == "int8" else 2e-5)
 
 
 @needs_native

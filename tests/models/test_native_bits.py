@@ -86,12 +86,13 @@ def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
     assert torch.equal(torch.stack(single), whole)
 
 
+WHOLE = [name for name in VARIANTS if name != "gemma3n"]  # which PyTorch computes from part to part
 KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bias_windows", "qwen2_moe", "gpt_oss")
 
 
 @pytest.mark.some(25)
 @pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
-@pytest.mark.parametrize("name", mostly_slow(VARIANTS, KINDS))
+@pytest.mark.parametrize("name", mostly_slow(WHOLE, KINDS))
 def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> None:
     """Windows, caps, norms of heads, learned positions, biases: with slots in any order."""
     write_family(tmp_path, name)
