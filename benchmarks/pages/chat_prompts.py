@@ -24,16 +24,13 @@ def section() -> str:
 SmolLM2-135M-Instruct in the bits of its file answers messages that nothing was trained on, alone, prompts included:
 tokens per second and, in parentheses, over plain decoding, tau, and the share of drafts accepted. The default finds the
 EAGLE head beside the file. llama.cpp answers the same prompts, its ratio is to our plain decoding. In the runs `grown`
-the same functions cost what larger shapes do: 1.7 billion weights in bfloat16, and 7.2 billion (32x4096) in int8.
-Messages a kind, answers to each and most new tokens: {amounts("chat-prompts")}.
+the same functions cost what 1.7 billion weights do in bfloat16, and 7.2 billion in int8. Messages a kind, answers to
+each and most new tokens: {amounts("chat-prompts")}.
 
 {table(speed)}
 
 How many times as fast as plain decoding the default is, by kind of text and over all: {gains(default)}.
-
-At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times the speed-up: so much goes to drafts,
-to their rows, and to prompts, which drafts do not shorten. In the runs `short` most answers are cut off, so that
-prompts are a larger share, and so is what is tried before it is known what pays.
+At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times that: drafts, rows, prompts take the rest.
 
 {sources("chat-prompts")}{beams()}"""
 
