@@ -119,7 +119,7 @@ def measure(
 def counted(items: Sequence[str], tasks: Collection[str]) -> int | dict[str, int] | None:
     """What --items says: a number for all tasks, or one for each that is named; ConfigurationError for other words."""
     result: dict[str, int] = {}
-    for each in items:
+    for each in sorted(items, key=lambda each: "=" in each):  # a number for all first, whatever the order
         task, _, count = each.rpartition("=")
         if (task and task not in tasks) or not count.isdecimal() or not int(count):
             example = next(iter(tasks))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from benchmarks.papers.study import Study
 from draftwood.depth.calibrated import PLACES, save_calibration
 from draftwood.depth.decision import DecisionKind, save_decision
+from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
@@ -129,9 +130,10 @@ def _given_exit(study: Study, directory: str) -> str:
 def texts_of(study: Study, way: Way) -> Path:
     """The file of texts that the target wrote, with the given ones among them or without."""
     if way == "target":
-        rows = [
-            line for line in read_text(texts_of(study, "mixed")).splitlines() if parse_json(line).get("source") == way
-        ]
+        lines = read_text(both := texts_of(study, "mixed")).split("\n")
+        rows = [line for line in lines if line.strip() and parse_json(line).get("source") == way]
+        if not rows:
+            raise ConfigurationError(f"{both} says of no text that the target wrote it; `draftwood train corpus` does")
         with writing(own := _place(study, "texts-of-the-target.jsonl")):
             own.write_text("\n".join(rows) + "\n", "utf-8")
         return own

@@ -18,6 +18,7 @@ from benchmarks.papers.page import amount, findings
 from benchmarks.papers.settings import PLAIN, PaperSettings, TaskUse, papers
 from benchmarks.papers.study import Size, Study
 from draftwood.engine.loading import EMBEDDED, load
+from draftwood.errors import ConfigurationError
 from draftwood.eval import evaluation
 from draftwood.eval.tasks import TASKS
 
@@ -142,19 +143,26 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_items_are_counted_by_task() -> None:
     tasks = ("GSM8K", "XSum", "HumanEval")
     assert counted([], tasks) is None and counted(["30"], tasks) == 30
-    assert counted(["30", "XSum=5"], tasks) == {"GSM8K": 30, "XSum": 5, "HumanEval": 30}
+    assert (
+        counted(["XSum=5", "30"], tasks)
+        == counted(["30", "XSum=5"], tasks)
+        == {"GSM8K": 30, "XSum": 5, "HumanEval": 30}
+    )
     assert counted(["XSum=5"], tasks) == {"XSum": 5}
     assert amount({"GSM8K": 30, "XSum": 5}, 3, None) == "GSM8K 30, XSum 5 items, 3 seeds"
 
 
 def test_an_exit_can_learn_from_the_targets_text_alone(models: Models, tmp_path: Path) -> None:
-    rows = [{"text": f"{source} {i}", "source": source} for i, source in enumerate(("target", "given", "target"))]
+    rows = [{"text": f"{source}\u2028{i}", "source": source} for i, source in enumerate(("target", "given", "target"))]
     texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    texts.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), "utf-8")
     study = Study(SMALL, replace(models, texts=texts), Size(1, 1, 4), tmp_path / "out")
     own = learned.texts_of(study, "target").read_text("utf-8")
-    assert [json.loads(line) for line in own.splitlines()] == [rows[0], rows[2]]
+    assert [json.loads(line) for line in own.split("\n") if line] == [rows[0], rows[2]]
     assert learned.texts_of(study, "mixed") == texts
+    texts.write_text(json.dumps({"text": "a"}), "utf-8")
+    with pytest.raises(ConfigurationError, match="says of no text that the target wrote it"):
+        learned.texts_of(study, "target")
 
 
 def test_a_method_that_no_claim_is_about_has_no_row() -> None:
