@@ -89,6 +89,21 @@ def test_text_is_plain_decodings(method: str, tmp_path: Path) -> None:
     assert sum(result.metrics.drafted for result in made) > 6
 
 
+def test_samples_of_one_call_read_their_prompt_once(tmp_path: Path) -> None:
+    """The target and the layer that reads behind it: one of them computes it, the others take that over."""
+    write_with_mtp(tmp_path, "glm4_moe", max_position_embeddings=1024)
+    target = checkpoint.load(tmp_path)
+    prompt = [1 + i * i % 59 for i in range(300)]
+    requests = [{"prompt": prompt, "seed": seed} for seed in range(5)]
+    options: dict[str, Any] = {"method": METHODS["chain"], "max_new_tokens": 6, "ignore_eos": True, "temperature": 0.9}
+    apart = Engine(target, reuse_prefixes=False).batch(requests, 5, **options)
+    made = Engine(target).batch(requests, 5, **options)
+    assert [result.tokens for result in made] == [result.tokens for result in apart]
+    for rows in ("target_rows", "draft_rows"):
+        once, each = (sum(getattr(result.metrics, rows) for result in results) for results in (made, apart))
+        assert len(prompt) <= once < 1.5 * len(prompt) < each / 3
+
+
 def test_the_default_method_finds_it(tmp_path: Path) -> None:
     write_with_mtp(tmp_path / "with", "qwen3_5")
     write(tmp_path / "without", "qwen3_5")
