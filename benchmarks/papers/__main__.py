@@ -72,7 +72,8 @@ def measure(
 ) -> None:
     """Measure a paper's tables and figures and compare them with the paper's.
 
-    Runs are those of `draftwood eval`, in directories below --out. After Ctrl-C the same command goes on.
+    Runs are those of `draftwood eval`, in directories below --out. The same command goes on after Ctrl-C, or with
+    more --items or --seeds.
     """
     check_kernels()
     script, settings = import_module(f"benchmarks.papers.{paper}"), papers()[paper]

@@ -272,6 +272,9 @@ class Study:
         plan = EvalPlan(methods, list(asked.values()), SamplingParams(**sweep.sampling), range(self.size.seeds))
         summary = self._evaluated(name, plan)
         self.session = summary["sessions"][-1]
+        commits = dict.fromkeys((each["git_commit"] or "none")[:9] for each in summary["sessions"])
+        if len(commits) > 1:
+            self.note(f"{name}: runs were made at commits {', '.join(commits)}.")
         records = list(records_of(self.out / name).values())
         result = Sweep({label: entry for label, (entry, _) in entries.items()}, list(asked), summary, records)
         for task in result.tasks:

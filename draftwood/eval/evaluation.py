@@ -41,12 +41,12 @@ def evaluate(
 
     `on_start` is called with the number of runs that are there and the number that there will be, `on_job` with each
     run before it is made. `engines` share the items, by default it is the one. Raises ConfigurationError where `out`
-    belongs to something else.
+    belongs to something else than this plan, or one with fewer items or seeds that it goes on from.
     """
     for method in plan.methods:
         engine.method(method)
         method.check(plan.sampling)
-    with Store(out, plan.configuration(engine)) as store:
+    with Store(out, plan.configuration(engine), lambda there: plan.extends(there, engine)) as store:
         try:
             runner = Runner(engine, plan, Meter([] if engines else counters(engine.target.device)))
             made, left = len(store.records), len(runner.missing(store))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, zip_longest
 from time import perf_counter
@@ -18,7 +18,7 @@ from draftwood.engine.engine_map import EngineMap, alone
 from draftwood.engine.metrics import ADDED, Metrics
 from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import Meter
-from draftwood.eval.store import Store, key_of
+from draftwood.eval.store import Store, key_of, plain
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
@@ -56,6 +56,15 @@ class EvalPlan:
             "sampling": self.sampling.model_dump(mode="json"),
             "seeds": list(self.seeds),
         }
+
+    def extends(self, there: Mapping[str, Any], engine: Engine) -> bool:
+        """Whether a configuration is this one with fewer seeds, or fewer of its tasks' first items."""
+        sizes = [task.get("items") for task in there.get("tasks", ())]
+        if len(sizes) != len(self.tasks):
+            return False
+        tasks = [(task, items[:size]) for (task, items), size in zip(self.tasks, sizes, strict=True)]
+        smaller = replace(self, tasks=tasks, seeds=self.seeds[: len(there.get("seeds", ()))])
+        return bool(plain(smaller.configuration(engine)) == there)
 
     def jobs(self) -> list[EvalJob]:
         """All runs in their order: item by item over all tasks, and for each every method, in an order drawn for it."""

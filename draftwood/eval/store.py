@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,13 +22,19 @@ CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
 class Store:
     """The records of one configuration by key. Use it in a `with` statement.
 
-    Raises ConfigurationError where the directory belongs to another configuration, to another process that still
-    runs, or holds something else.
+    `extends` says whether this configuration goes on from an earlier one, whose records then stay. Raises
+    ConfigurationError where the directory belongs to another configuration, to another process that still runs, or
+    holds something else.
     """
 
-    def __init__(self, directory: Path, configuration: Mapping[str, Any]) -> None:
-        self.directory = directory
-        self.configuration = json.loads(json.dumps(configuration))
+    def __init__(
+        self,
+        directory: Path,
+        configuration: Mapping[str, Any],
+        extends: Callable[[Mapping[str, Any]], bool] = lambda there: False,
+    ) -> None:
+        self.directory, self._extends = directory, extends
+        self.configuration = plain(configuration)
         self.records: dict[str, Record] = {}
         self._journal = Journal(directory / ITEMS)
 
@@ -68,14 +74,25 @@ class Store:
                 raise ConfigurationError(f"{self.directory} has results without {CONFIGURATION}; choose another --out")
             write_json(path, {"schema": 1, "configuration": self.configuration, "sessions": []})
             return
-        there = read_run(path)["configuration"]
-        if there != self.configuration:
+        document = read_run(path)
+        there = document["configuration"]
+        if there == self.configuration:
+            return
+        if self._extends(there):
+            write_json(path, {**document, "configuration": self.configuration})
+        else:
             keys = sorted(there.keys() | self.configuration.keys())
             other = [key for key in keys if there.get(key) != self.configuration.get(key)]
             raise ConfigurationError(
                 f"{self.directory} holds results of another configuration (different: {', '.join(other)}); "
-                "choose another --out, or repeat the first command to go on"
+                "choose another --out, or repeat the first command, with more items or seeds if you like, to go on"
             )
+
+
+def plain(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as its file says it."""
+    document: dict[str, Any] = json.loads(json.dumps(configuration))
+    return document
 
 
 def read_run(path: Path) -> dict[str, Any]:

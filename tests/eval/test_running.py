@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE, Meter
 from draftwood.eval.evaluation import check_code, evaluate
 from draftwood.eval.running import EvalJob, EvalPlan, Runner
-from draftwood.eval.store import Store
+from draftwood.eval.store import Store, read_run, records_of
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, ItemScores, Task, parse
 from draftwood.methods import Method
@@ -60,9 +60,9 @@ def engine() -> Engine:
     return load()
 
 
-def plan(*tasks: Task, seeds: Sequence[int] = (0, 1), temperature: float = 1.0) -> EvalPlan:
+def plan(*tasks: Task, seeds: Sequence[int] = (0, 1), temperature: float = 1.0, limit: int | None = None) -> EvalPlan:
     methods = [Method.parse("autoregressive"), Method.parse({"name": "speculative", "gamma": 2})]
-    asked = [(task, task.instances(None)) for task in tasks]
+    asked = [(task, task.instances(limit)) for task in tasks]
     return EvalPlan(methods, asked, SamplingParams(temperature=temperature), seeds, warmup=0)
 
 
@@ -226,6 +226,21 @@ def test_a_directory_of_other_models_or_options_is_refused(engine: Engine, tmp_p
         evaluate(engine, plan(Talk(), seeds=[1]), tmp_path)
     with pytest.raises(ConfigurationError, match=r"different: tasks"):
         evaluate(engine, plan(Talk(max_new_tokens=3), seeds=[0]), tmp_path)
+
+
+def test_a_directory_grows_by_items_and_seeds(engine: Engine, tmp_path: Path) -> None:
+    """Runs that are there stay, and the whole is what one go would have made; a plan of fewer is refused."""
+    small, grown = tmp_path / "small", tmp_path / "grown"
+    evaluate(engine, plan(Colours(), seeds=[3], limit=2), small)
+    before = (small / "items.jsonl").read_bytes()
+    document = evaluate(engine, plan(Colours(), seeds=[3, 4], limit=5), small)
+    assert (small / "items.jsonl").read_bytes().startswith(before) and document["runs"]["made"] == 2 * 5 * 2
+    assert steady(document) == steady(evaluate(engine, plan(Colours(), seeds=[3, 4], limit=5), grown))
+    texts = [{key: run["output"] for key, run in records_of(where).items()} for where in (small, grown)]
+    assert texts[0] == texts[1] and len(read_run(small / "run.json")["sessions"]) == 2
+    for fewer in (plan(Colours(), seeds=[3], limit=5), plan(Colours(), seeds=[3, 4], limit=2)):
+        with pytest.raises(ConfigurationError, match=r"another configuration \(different: (seeds|tasks)\)"):
+            evaluate(engine, fewer, small)
 
 
 def test_code_runs_only_if_confirmed() -> None:
