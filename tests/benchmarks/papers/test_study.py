@@ -19,7 +19,7 @@ from benchmarks.papers.settings import PLAIN, PaperSettings, TaskUse, papers
 from benchmarks.papers.study import Size, Study
 from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
-from draftwood.eval import evaluation
+from draftwood.eval import evaluation, provenance
 from draftwood.eval.tasks import TASKS
 
 PARTS = {"dsbd": ["beams"], "mcsd": ["trees", "shapes", "forks", "forks-greedy"], "eesd": ["methods", "control"]}
@@ -77,6 +77,14 @@ def test_a_study_compares_methods_on_the_same_items_and_resumes(
     monkeypatch.setattr(evaluation.Runner, "record", lambda *arguments: pytest.fail("measured again"))
     again = Study(SMALL, models, Size(4, 1, 6), tmp_path).run("first")
     assert again.faster("chain", PLAIN) == both
+
+
+def test_more_items_at_another_commit_are_told(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Study(SMALL, models, Size(1, 1, 6), tmp_path).run("first")
+    monkeypatch.setattr(provenance, "commit", lambda: "f00d" * 10)
+    study = Study(SMALL, models, Size({"MT-Bench": 1, "SQuAD": 2}, 1, 6), tmp_path)
+    assert len(study.run("first").records) == 6
+    assert any(note.startswith("first: runs were made at commits ") and "f00df00df" in note for note in study.notes)
 
 
 def test_eq_14_is_the_papers_formula(models: Models, tmp_path: Path) -> None:
