@@ -79,9 +79,11 @@ def equal_quality(study: Study, result: Sweep, exhibit: str, task: str, whose: s
     if study.session.get("idle_watts"):
         joule = result.apart(task, labels, choose, energy)[0]
         study.compare(exhibit, f"{task}: tokens per joule of {about}", ENERGY_AT_EQUAL_QUALITY, joule)
-    factor, unit = (100, " points") if result.by_score(task, labels) else (1, " nats per token")
+    factor, unit, measure = 100, " points", "quality"
+    if not result.by_score(task, labels):
+        factor, unit, measure = 1, " nats per token", "quality (minus log perplexity)"
     better = result.apart(task, labels, choose, lambda of, over: factor * (quality(of) - quality(over)))[0]
-    study.compare(exhibit, f"{task}: quality of {about}", (0.0, 0.0), better, unit, 0.0)
+    study.compare(exhibit, f"{task}: {measure} of {about}", (0.0, 0.0), better, unit, 0.0)
     study.note(f"{exhibit}, {task}, {whose}: {chosen}.")
 
 

@@ -35,7 +35,7 @@ def findings(results: Sequence[Mapping[str, Any]]) -> str:
     order = pd.MultiIndex.from_frame(frame[keys].drop_duplicates())
     wide = frame.set_index([*keys, "pair"])["here"].unstack().reindex(order)
     wide = wide.reindex(columns=[document["pair"] for document in results])  # one may have nothing to compare
-    return markdown(wide.fillna("not run").reset_index())
+    return markdown(wide.fillna("not measured").reset_index())
 
 
 def digits(finding: Mapping[str, Any]) -> str:
