@@ -85,7 +85,7 @@ class Store:
             other = [key for key in keys if there.get(key) != self.configuration.get(key)]
             raise ConfigurationError(
                 f"{self.directory} holds results of another configuration (different: {', '.join(other)}); "
-                "choose another --out, or repeat the first command, with more items or seeds if you like, to go on"
+                "choose another --out, or repeat the command that made it, with more items or seeds if you like"
             )
 
 
