@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
@@ -17,6 +18,7 @@ from draftwood.cluster.spec import ServeSpec
 from draftwood.cluster.starting import started
 from draftwood.errors import DraftwoodError
 from draftwood.serve.run import listen
+from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,6 @@ def run(spec: ServeSpec, address: str | None) -> None:
     Raises KeyboardInterrupt after Ctrl-C, DraftwoodError where the replicas cannot be started.
     """
     ray_application = application(spec)
-    with listen(spec.server) as trial:  # Ray binds the address itself, and would not say what is wrong with it
-        port = trial.getsockname()[1]
     signals: list[int] = []
     ended, impatient = threading.Event(), threading.Event()
 
@@ -37,7 +37,9 @@ def run(spec: ServeSpec, address: str | None) -> None:
         signals.append(number)
 
     max_replicas = int(spec.autoscaling.get("max_replicas", spec.replicas))
-    with started(address, max_replicas * spec.resources["num_cpus"] + 1, max_replicas * spec.gpus):
+    cpus, gpus = max_replicas * spec.resources["num_cpus"] + 1, max_replicas * spec.gpus
+    with held_address(spec.server) as held, started(address, cpus, gpus):
+        port = held.getsockname()[1]
         try:
             where = "EveryNode" if address else "HeadOnly"
             serve.start(proxy_location=where, http_options={"host": spec.server.host, "port": port})
@@ -68,6 +70,16 @@ def run(spec: ServeSpec, address: str | None) -> None:
                 signal.signal(number, handler)
     if signals[0] == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def held_address(settings: ServeSettings) -> socket.socket:
+    """The server's address, bound so that only Ray's proxy, which shares it, can take it.
+
+    Raises ConfigurationError where it is taken: Ray would not say what is wrong with it.
+    """
+    held = listen(settings)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # after binding: another server's port is not shared
+    return held
 
 
 def _why() -> str:

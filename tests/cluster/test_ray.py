@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -128,6 +129,27 @@ def test_options_of_autoscaling_are_passed_on_or_refused(command: Command) -> No
     ):
         shown = command("serve", "--ray", "--autoscale", option)
         assert shown.code == 2 and sentence in " ".join(shown.err.split())
+
+
+def test_only_ray_can_take_the_port_while_it_starts() -> None:
+    from ray.serve._private.http_util import set_socket_reuse_port
+
+    from draftwood.cluster.running import held_address
+    from draftwood.errors import ConfigurationError
+    from draftwood.serve.settings import ServeSettings
+
+    with held_address(ServeSettings(port=0)) as held, socket.socket() as other, socket.socket() as proxy:
+        address = held.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        set_socket_reuse_port(proxy)
+        proxy.bind(address)
+        proxy.listen()
+        for _ in range(8):
+            with socket.create_connection(address, 5):
+                proxy.accept()[0].close()
+        with pytest.raises(ConfigurationError, match="cannot be listened on"):
+            held_address(ServeSettings(port=address[1]))
 
 
 def test_refusals_are_the_servers(server: Server) -> None:
