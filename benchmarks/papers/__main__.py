@@ -65,6 +65,9 @@ def measure(
     texts: Annotated[
         Path | None, typer.Option(help="Of the target, from `draftwood train corpus`.", rich_help_panel=LEARNING)
     ] = None,
+    seen: Annotated[
+        list[Path] | None, typer.Option(help="More texts that drafts learnt from.", rich_help_panel=LEARNING)
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of an exit.", rich_help_panel=LEARNING)] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of 256 tokens per step.", rich_help_panel=LEARNING)] = 16,
     out: Annotated[Path | None, typer.Option(help="Default: paper-PAPER-NAME.")] = None,
@@ -96,7 +99,7 @@ def measure(
     if file is not None:
         drafts["exit" if drafter == "exit" else "head"] = str(file)
     heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
-    own = Models(name, engine, checkpoint, data, prompts, given, texts, heads_at, exit_at, drafts)
+    own = Models(name, engine, checkpoint, data, prompts, given, texts, heads_at, exit_at, drafts, seen or ())
     listed = list(script.measure(Study(settings, own, size, out)))
     usual = [each for each in listed if full or each not in getattr(script, "ASKED_FOR", ())]
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.train.prompts import CORPUS
+from draftwood.util.safe_parsing import parse_json, read_text
 
 LEARNED = ("EXIT", "CALIBRATION", "OUTPUT", "HIDDEN")  # in settings.yaml they stand for trained files
 
@@ -32,6 +34,13 @@ class Models:
     heads: str | None = None  # directory of Medusa heads; None: beside the target's weights
     exit: str | None = None  # directory of an exit; None: one is trained
     drafter: Mapping[str, Any] = field(default_factory=dict)
+    seen: Sequence[Path] = ()  # files of more texts that drafts learnt from
+
+    @property
+    def learnt_from(self) -> str:
+        """All that is known of what drafts learnt from; of the embedded corpus, whose splits are apart, nothing."""
+        files = [*(each for each in (self.prompts, self.given) if each != CORPUS), *filter(None, [self.texts])]
+        return "\n".join(text for each in (*files, *self.seen) for text in _texts(Path(each)))
 
     @property
     def chat(self) -> bool:
@@ -45,6 +54,21 @@ class Models:
         if filled["name"] == "medusa" and self.heads is not None:
             filled["heads"] = self.heads
         return drawn_from(filled, self.drafter) if self.drafter else filled
+
+
+@cache
+def _texts(file: Path) -> Sequence[str]:
+    """All texts of a file, whatever its lines are made of."""
+    lines = read_text(file).splitlines()
+    return [*_strings([parse_json(line) if file.suffix == ".jsonl" else line for line in lines if line.strip()])]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(each)
 
 
 def _filled(value: str, learned: Mapping[str, str]) -> str:

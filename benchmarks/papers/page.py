@@ -15,6 +15,7 @@ from benchmarks.pages.tables import markdown, source, text
 from benchmarks.papers.settings import papers
 
 RESULTS = HERE / "results" / "papers"
+SHOWN = ("made in time.", "learnt from.", "commits of its runs.")  # ends of notes that the page has, too
 NOTHING = "Not measured with this version: `python -m benchmarks.papers {} --keep` does."
 
 
@@ -89,7 +90,7 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
         known: dict[str, list[str]] = {}
         for part in document["parts"]:
             about = f"`{part['made_by']}`, {source(part['environment'])}; {amount(**part['size'])}"
-            about = "; ".join([about, *(note.rstrip(".") for note in part["notes"] if note.endswith("made in time."))])
+            about = "; ".join([about, *(note.rstrip(".") for note in part["notes"] if note.endswith(SHOWN))])
             known.setdefault(about, []).append(part["part"])
         lines += [f"- {document['pair']} ({', '.join(parts)}): {about}." for about, parts in known.items()]
     scale = papers()[results[0]["paper"]].scale if results else None

@@ -33,7 +33,7 @@ class TaskUse(Strict):
 class Scale(Strict):
     """How much a paper says that it measured; None where it says nothing."""
 
-    items: int | None
+    items: int | dict[str, int] | None
     seeds: int | None
     tokens: int | None
 

@@ -217,6 +217,12 @@ MEASURES: dict[str, Callable[[Row], Interval | None]] = {
 }
 
 
+def seen(items: Sequence[Instance], texts: str) -> int:
+    """How many items stand in texts: the longest line of what is asked does, but for the word in front of it."""
+    lines = [max(each.turns[0].splitlines(), key=len) for each in items] if texts else []
+    return sum(re.sub(r"^(Question|Article|Passage|Summarize): ", "", line).strip() in texts for line in lines)
+
+
 def scaled(interval: Interval, factor: float) -> Interval:
     """An interval in another unit."""
     numbers = interval["value"], interval["low"], interval["high"]
@@ -274,7 +280,7 @@ class Study:
         self.session = summary["sessions"][-1]
         commits = dict.fromkeys((each["git_commit"] or "none")[:9] for each in summary["sessions"])
         if len(commits) > 1:
-            self.note(f"{name}: runs were made at commits {', '.join(commits)}.")
+            self.note(f"{name}: {', '.join(commits)} are the commits of its runs.")
         records = list(records_of(self.out / name).values())
         result = Sweep({label: entry for label, (entry, _) in entries.items()}, list(asked), summary, records)
         for task in result.tasks:
@@ -316,6 +322,7 @@ class Study:
     def instances(self, names: Sequence[str]) -> dict[str, tuple[Task, list[Instance]]]:
         """The tasks that read the data sets of these names, with their first items."""
         limit = {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens}
+        learnt = self.models.learnt_from
         result = {}
         for name in names:
             use, data = self.paper.tasks[name], self.models.data
@@ -329,6 +336,9 @@ class Study:
                 if not task.runs_code:
                     raise
                 self.note(f"{name} is left out: {error}.")
+                continue
+            if count := seen(result[name][1], learnt):
+                self.note(f"{name}: {count} of {len(result[name][1])} items stand in what drafts learnt from.")
         return result
 
     def note(self, text: str) -> None:

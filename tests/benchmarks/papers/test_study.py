@@ -84,7 +84,20 @@ def test_more_items_at_another_commit_are_told(models: Models, tmp_path: Path, m
     monkeypatch.setattr(provenance, "commit", lambda: "f00d" * 10)
     study = Study(SMALL, models, Size({"MT-Bench": 1, "SQuAD": 2}, 1, 6), tmp_path)
     assert len(study.run("first").records) == 6
-    assert any(note.startswith("first: runs were made at commits ") and "f00df00df" in note for note in study.notes)
+    (told,) = [note for note in study.notes if note.endswith("are the commits of its runs.")]
+    assert told.startswith("first: ") and ", f00df00df are" in told
+
+
+def test_items_that_drafts_learnt_from_are_counted(models: Models, tmp_path: Path) -> None:
+    asked = Study(SMALL, models, Size(3, 1, 6), tmp_path).instances(["SQuAD"])["SQuAD"][1]
+    lines = [
+        {"messages": [{"role": "user", "content": f"Hm. {max(each.turns[0].splitlines(), key=len)}"}]} for each in asked
+    ]
+    (told := tmp_path / "told.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[1:]), "utf-8")
+    for given in ({"prompts": str(told)}, {"given": str(told)}, {"texts": told}, {"seen": [told]}):
+        study = Study(SMALL, replace(models, **given), Size(3, 1, 6), tmp_path)  # type: ignore[arg-type]
+        assert len(study.instances(["SQuAD"])["SQuAD"][1]) == 3
+        assert study.notes == ["SQuAD: 2 of 3 items stand in what drafts learnt from."]
 
 
 def test_eq_14_is_the_papers_formula(models: Models, tmp_path: Path) -> None:
