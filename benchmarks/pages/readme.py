@@ -30,7 +30,7 @@ METHODS = {  # a row of the table -> the part of the experiment, temperature and
     "the default (`speculative`, `depth=auto`, `lookup=true`)": ("chains", 1, "depth=auto, with lookup"),
     "`mcsd`, tree 2,1,1,1, T = 0.7": ("mcsd", 0.7, "mcsd 2,1,1,1"),
     "`mcsd`, the paper's tree 4,2,2,1, T = 0.7": ("mcsd", 0.7, "mcsd 4,2,2,1"),
-    "`eesd`, no draft model": ("eesd", 1, "eesd + confidence"),
+    "`eesd`, `depth=confidence`, no draft model": ("eesd", 1, "eesd + confidence"),
     "`speculative-beam-search` over `beam-search`, 4 beams": ("beams", 0, "width 4, 4 drafted, gamma 4"),
 }
 

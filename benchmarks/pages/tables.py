@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmarks.execute import read
 from benchmarks.experiment import HERE, find, load
+from benchmarks.kinds.methods import MethodEntry, expanded
 
 RESULTS = HERE / "results"
 
@@ -22,7 +23,8 @@ def documents(experiment: str) -> list[dict[str, Any]]:
 def labels(experiment: str) -> set[str]:
     """The labels of methods that an experiment of kind `methods` runs now; older results may have others."""
     parts = load(find(experiment)).settings["parts"].values()
-    return {method["label"] for part in parts for method in part["methods"]}
+    entries = [[MethodEntry(**method) for method in part["methods"]] for part in parts]
+    return {setting.label for each in entries for setting in expanded(each)}
 
 
 def frame(experiment: str, table: str, **where: Any) -> pd.DataFrame:

@@ -169,8 +169,7 @@ def certify_server(
     from draftwood.train.prompts import plain_texts, read_prompts
     from draftwood.util.jsonl import Journal
 
-    hidden("--api-key")
-    hidden("--against-api-key")
+    hidden("--api-key", "--against-api-key")
     texts = PROMPTS if prompts is None else plain_texts(read_prompts(prompts))
     for path, name in ((out, "--out"), (server.page, "--page")):
         check_writable(path, name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib import error, request
@@ -210,7 +212,7 @@ class ServerPartner(ChatPartner):
 
 
 def _events(answer: Any) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events; raises RequestError where one is an error."""
+    """The JSON objects of server-sent events; raises RequestError where one is an error, or the connection breaks."""
     try:
         for event in server_events(answer):
             if not isinstance(event, dict):
@@ -222,6 +224,8 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
         raise
     except ValueError as failed:
         raise RequestError(f"the server sent what is no JSON ({failed})") from None
+    except (OSError, HTTPException) as failed:
+        raise RequestError(f"the connection broke in the middle of a reply ({failed}); ask again") from None
 
 
 def chat(
@@ -278,6 +282,8 @@ def chat(
 def lines(asks: bool) -> Iterator[str]:
     """The user's messages, line by line, until the end of the input."""
     if not asks:
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not valid UTF-8 is refused, not the rest
         for line in sys.stdin:
             yield line.removesuffix("\n")
         return

@@ -130,21 +130,20 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, before)
 
 
-def hidden(option: str) -> None:
-    """Start again without an option's value on the command line, where every user of the machine could read it."""
+def hidden(*options: str) -> None:
+    """Start again without the options' values on the command line, where every user of the machine could read them."""
     arguments, kept = iter(sys.orig_argv[1:]), []
-    value = None
+    values = {}
     for argument in arguments:
-        if argument == option:
-            value = next(arguments, "")
-        elif argument.startswith(f"{option}="):
-            value = argument.partition("=")[2]
+        option, joined, value = argument.partition("=")
+        if option in options:
+            values[variable(option)] = value if joined else next(arguments, "")
         else:
             kept.append(argument)
-    if value is None:
+    if values:
+        os.execve(sys.executable, [sys.executable, *kept], {**os.environ, **values})
+    for option in options:
         os.environ.pop(variable(option), None)
-        return
-    os.execve(sys.executable, [sys.executable, *kept], {**os.environ, variable(option): value})
 
 
 def check_writable(out: Path | None, flag: str = "--out") -> None:

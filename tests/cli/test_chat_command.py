@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,34 @@ def test_the_key_is_not_on_the_command_line(target: Path) -> None:
 def test_no_server_is_one_sentence(say: Say) -> None:
     shown = say(["hi"], "--url", "http://127.0.0.1:9")
     assert shown.code == 2 and "cannot be reached" in shown.err and shown.err.count("error: ") == 1
+
+
+@pytest.mark.parametrize("broken", [ConnectionResetError(104, "reset by peer"), IncompleteRead(b"", 9)], ids=type)
+def test_a_connection_that_breaks_is_one_sentence_and_the_conversation_goes_on(
+    say: Say, monkeypatch: pytest.MonkeyPatch, broken: Exception
+) -> None:
+    class Reply(io.BytesIO):
+        def __next__(self) -> bytes:
+            if line := self.readline():
+                return line
+            raise broken
+
+    replies = [
+        Reply(b'data: {"choices": [{"text": "on"}]}\n\n'),
+        io.BytesIO(b'data: {"choices": [{"text": "hm"}]}\n\n'),
+    ]
+    monkeypatch.setattr(ServerPartner, "_posted", lambda *arguments: replies.pop(0))
+    shown = say(["hi", "so"], "--url", "http://localhost")
+    assert shown.code == 2 and shown.err.count("error: the connection broke") == 1
+    assert shown.out.split() == ["on", "hm"] and not replies
+
+
+def test_a_line_that_is_not_text_is_refused_and_the_next_answered(
+    command: Command, monkeypatch: pytest.MonkeyPatch, target: Path
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhi\n"), "utf-8"))
+    shown = command("chat", "--target", target, "--max-new-tokens", 4)
+    assert shown.code == 2 and shown.err.count("error: the prompt is not valid Unicode") == 1 and shown.out.strip()
 
 
 def test_the_banner_says_who_replies(talker: Path, draft: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from draftwood.cli.groups import ColorOptions
+from draftwood.cli.running import hidden
 
 
 def refused(outcome: Outcome) -> str:
@@ -296,3 +298,27 @@ def test_a_full_standard_output_is_one_sentence() -> None:
         done = subprocess.run([sys.executable, "-m", "draftwood", "--help"], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stderr.decode() == "error: the output cannot be written: No space left on device\n"
+
+
+def test_both_keys_leave_the_command_line_and_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        monkeypatch.setattr("sys.orig_argv", arguments)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        raise Started
+
+    options, command = ("--api-key", "--against-api-key"), ["python", "-m", "draftwood", "certify"]
+    monkeypatch.setattr("os.execve", start)
+    for given, known in (([*options[:1], "a", f"{options[1]}=b"], {}), ([options[1], "b"], {"DRAFTWOOD_API_KEY": "a"})):
+        monkeypatch.setattr("sys.orig_argv", [*command, *given, "--url", "u"])
+        for name, value in known.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Started):
+            hidden(*options)
+        assert sys.orig_argv == [sys.executable, *command[1:], "--url", "u"]
+        assert (os.environ["DRAFTWOOD_API_KEY"], os.environ["DRAFTWOOD_AGAINST_API_KEY"]) == ("a", "b")
+        hidden(*options)  # the values have been read
+        assert not {"DRAFTWOOD_API_KEY", "DRAFTWOOD_AGAINST_API_KEY"} & os.environ.keys()
