@@ -39,8 +39,9 @@ class Models:
     @property
     def learnt_from(self) -> str:
         """All that is known of what drafts learnt from; of the embedded corpus, whose splits are apart, nothing."""
-        files = [*(each for each in (self.prompts, self.given) if each != CORPUS), *filter(None, [self.texts])]
-        return "\n".join(text for each in (*files, *self.seen) for text in _texts(Path(each)))
+        files = [Path(each) for each in (self.prompts, self.given) if each != CORPUS]
+        files += [*filter(None, [self.texts]), *self.seen]
+        return "\n".join(text for each in files for text in _texts(each))
 
     @property
     def chat(self) -> bool:

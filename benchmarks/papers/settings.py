@@ -19,6 +19,7 @@ from draftwood.util.safe_parsing import parse_yaml, read_text
 FILE = HERE / "papers" / "settings.yaml"
 PLAIN = "plain decoding"
 PAPERS = "the paper's"
+SIZED = "the paper's, sizes ours"
 OURS = "ours"
 
 
@@ -47,6 +48,7 @@ class SweepSettings(Strict):
     methods_of: str | None = None  # the sweep that has the same methods
     paper: list[MethodEntry] = Field(default_factory=list)
     ours: list[MethodEntry] = Field(default_factory=list)
+    sized: list[str] = Field(default_factory=list)  # patterns of labels of the paper's of which it gives no sizes
     few: list[str] = Field(default_factory=list)  # patterns of labels that are measured without --full; none: all
 
 
@@ -66,13 +68,17 @@ class PaperSettings(Strict):
         """
         sweep = self.sweeps[name]
         source = self.sweeps[sweep.methods_of] if sweep.methods_of else sweep
-        known = {
-            setting.label: PaperMethod(setting.method, whose)
-            for whose, listed in ((PAPERS, source.paper), (OURS, source.ours))
-            for setting in expanded(listed)
+        papers = {
+            each.label: PaperMethod(each.method, SIZED if _fits(each.label, source.sized) else PAPERS)
+            for each in expanded(source.paper)
         }
+        known = papers | {each.label: PaperMethod(each.method, OURS) for each in expanded(source.ours)}
         few = [PLAIN, *only] if only else ["*"] if full or not sweep.few else [PLAIN, *sweep.few]
-        return {label: entry for label, entry in known.items() if any(fnmatchcase(label, each) for each in few)}
+        return {label: entry for label, entry in known.items() if _fits(label, few)}
+
+
+def _fits(label: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(label, each) for each in patterns)
 
 
 class PaperMethod(NamedTuple):

@@ -12,7 +12,7 @@ from benchmarks.experiment import find, load
 from benchmarks.pages.readme import METHODS
 from benchmarks.papers.models import LEARNED, Models
 from benchmarks.papers.page import RESULTS
-from benchmarks.papers.settings import PAPERS, PLAIN, files, papers
+from benchmarks.papers.settings import OURS, PAPERS, PLAIN, SIZED, files, papers
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 from draftwood.train.settings import ExitSettings, WritingSettings
@@ -44,6 +44,24 @@ def test_the_table_has_the_numbers_of_the_papers() -> None:
     settings = ExitSettings(**taught["settings"])
     assert (settings.distill, settings.rate, settings.depth) == (0, 1e-3, 1)
     assert WritingSettings(given="corpus", **taught["writing"]).greedy == (3, 5)
+    sized = {
+        name
+        for paper in papers().values()
+        for sweep in paper.sweeps
+        for name, entry in paper.methods(sweep).items()
+        if entry.whose == SIZED
+    }
+    assert sized == {
+        "speculative",
+        "specinfer",
+        *(f"dsbd, one beam kept, t={t}" for t in (0.7, 0.9)),
+        *(f"eesd + {name}-ts, tree" for name in ("beta", "cali")),
+    }
+    assert papers()["mcsd"].scale.model_dump() == {
+        "items": {"MT-Bench": 80, "TriviaQA": 250, "Alpaca": 250},
+        "seeds": None,
+        "tokens": 200,
+    }
     assert papers()["eesd"].scale.model_dump() == {"items": 500, "seeds": 10, "tokens": 512}
 
 
@@ -66,11 +84,10 @@ def test_results_called_the_papers_were_measured_with_its_settings(file: Path) -
     paper = papers()[document["paper"]]
     for row in document["tables"]["rows"]:
         known = paper.methods(row["sweep"])
-        if row["settings"] == PAPERS and not row["method"].startswith("exit, N="):
-            assert known[row["method"]].options == row["options"], row["method"]
-            assert known[row["method"]].whose == PAPERS
-        elif row["settings"] != PAPERS:
-            assert known[row["method"]].whose == row["settings"]
+        if row["settings"] == PAPERS and row["method"].startswith("exit, N="):
+            continue
+        assert known[row["method"]].whose == row["settings"]
+        assert known[row["method"]].options == row["options"] or row["settings"] == OURS, row["method"]
 
 
 def test_rows_of_other_pages_that_are_called_the_papers_have_its_settings() -> None:
