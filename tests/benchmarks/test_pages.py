@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -29,6 +30,19 @@ def test_pages_follow_from_the_result_files() -> None:
     }
     for path, text_ in pages.items():
         assert path.read_text("utf-8") == text_, f"{path} is not what the results say; run python -m benchmarks pages"
+
+
+def test_commits_of_results_are_in_the_history() -> None:
+    """But for one that was rebased since, which the page of its results says."""
+    known = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if known.returncode or (ROOT / ".git" / "shallow").exists():
+        pytest.skip("the history is not here")
+    history = {commit[:9] for commit in known.stdout.split()}
+    named: set[str] = set()
+    for file in (ROOT / "benchmarks" / "results").rglob("*.json"):
+        named |= {found[:9] for found in re.findall(r'"git_commit": "([0-9a-f]{40})', file.read_text("utf-8"))}
+    assert len(named) > 20 and named - history == {"c99f366bd"}
+    assert "c99f366bd, which was rebased since" in (ROOT / "docs" / "serving.md").read_text("utf-8")
 
 
 def test_the_page_of_results_is_short_and_its_results_are_small() -> None:
