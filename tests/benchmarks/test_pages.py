@@ -32,7 +32,7 @@ def test_pages_follow_from_the_result_files() -> None:
         assert path.read_text("utf-8") == text_, f"{path} is not what the results say; run python -m benchmarks pages"
 
 
-@pytest.mark.slow  # whoever rebases commits measures anew, or says so, before the next release; not within the hour
+@pytest.mark.slow  # no default test: a rebase renames commits, and changes no result
 def test_commits_of_results_are_in_the_history() -> None:
     """But for one that was rebased since, which the page of its results says."""
     known = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True)
