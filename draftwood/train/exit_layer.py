@@ -101,6 +101,7 @@ class ExitRun(TrainingRun):
         self.exit = self.made().train()
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
+        whose |= {"rows": len(texts.train), "held_out": len(texts.held_out)}
         super().__init__(self.exit, out / STATE, {**self.settings.model_dump(), **whose})
         self._forward: Any = _ForwardModule(self.exit)
         if rank.count > 1:
