@@ -130,7 +130,7 @@ def table(entries: Sequence[Entry], width: int = 80) -> Table:
             Text(gain, "bold green" if entry.rate == fastest and len(entries) > 1 else ""),
             f"{metrics.tau:.2f}",
             percent(metrics.acceptance_rate) if metrics.drafted else "-",
-            f"{entry.over(lambda run: run.metrics.draft_cost_ratio):.2f}" if metrics.draft_forwards else "-",
+            f"{c:.2f}" if (c := entry.over(lambda run: run.metrics.draft_cost_ratio)) else "-",
             "/".join(f"{100 * share:.0f}" for share in entry.split.values()),
             {None: Text("-"), True: Text("yes", "green"), False: Text("NO", "bold red")}[entry.same_text],
         )
@@ -148,7 +148,7 @@ def _footnotes(entries: Sequence[Entry], compile_seconds: float) -> Iterator[str
     notes += [f"median of {runs} runs" if runs > 1 else "one run", *compiled(compile_seconds)]
     yield SEPARATOR.join(notes)
     yield "tau: tokens per target forward; accept: accepted over drafted tokens;"
-    yield "c: time of a draft forward over a target forward"
+    yield "c: time of a draft forward over a target forward, without those that read the prompt"
     drawn = [entry.method for entry in entries if entry.same_text is None]
     if any("verify" in type(method).model_fields for method in drawn):
         yield "-: same distribution, other draws; verify=coupled repeats the text of plain decoding"

@@ -14,6 +14,7 @@ OF_ROUNDS = (  # fields of rounds that `Metrics` adds up
     *("drafted", "accepted", "depth_accepted", "attempted", "target_rows", "draft_rows", "draft_forwards"),
     *(f"{part}_seconds" for part in PARTS),
 )
+LATER = ("later_draft_seconds", "later_draft_forwards", "later_verify_seconds", "later_rounds")  # sums that c divides
 
 
 _of_rounds = attrgetter(*OF_ROUNDS)
@@ -59,6 +60,10 @@ class Metrics:
     draft_forwards: int = 0
     seconds: float = 0.0  # wall time of the request
     first_round_seconds: float = 0.0  # contains the prompt's forward
+    later_rounds: int = 0  # those behind the first,
+    later_verify_seconds: float = 0.0  # and their forwards of the target
+    later_draft_forwards: int = 0  # of rounds behind the first that drafted, in which a draft reads the prompt,
+    later_draft_seconds: float = 0.0  # and their time
     met_at: list[list[int]] = field(default_factory=list)  # [layer][place]: how often a sibling drawn there was met
     taken_at: list[list[int]] = field(default_factory=list)  # and accepted
     peak_slots: int = 0  # most cache slots that the target held at once
@@ -80,8 +85,7 @@ class Metrics:
 
     def add(self, round_: Round) -> None:
         """Count one round."""
-        if self.rounds == 0:
-            self.first_round_seconds = round_.seconds
+        self._add_later(round_)
         self.rounds += 1
         for name, value in zip(OF_ROUNDS, _of_rounds(round_), strict=True):
             if value:
@@ -113,6 +117,16 @@ class Metrics:
             self.bounds += bound
         if round_.layers:
             self._add_layers(round_)
+
+    def _add_later(self, round_: Round) -> None:
+        if not self.rounds:
+            self.first_round_seconds = round_.seconds
+            return
+        self.later_rounds += 1
+        self.later_verify_seconds += round_.verify_seconds
+        if self.draft_forwards:
+            self.later_draft_forwards += round_.draft_forwards
+            self.later_draft_seconds += round_.draft_seconds
 
     def _add_layers(self, round_: Round) -> None:
         self.layers += len(round_.layers)
@@ -148,10 +162,11 @@ class Metrics:
 
     @property
     def draft_cost_ratio(self) -> float:
-        """c = seconds of a draft forward over seconds of a target forward; 0 without a draft model."""
-        if not self.draft_forwards or not self.verify_seconds:
-            return 0.0
-        return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
+        """c = seconds of a draft forward over seconds of a target forward, but for those that read the prompt.
+
+        0 without a draft model, and where no round behind the first drafted.
+        """
+        return cost_ratio(*(getattr(self, name) for name in LATER))
 
     @property
     def harmonic_mean(self) -> float:
@@ -204,6 +219,11 @@ class Metrics:
         """Every field and ratio, ready for JSON."""
         lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
         return {name: getattr(self, name) for name in (*self.__dataclass_fields__, *RATIOS) if name not in lists}
+
+
+def cost_ratio(draft_seconds: float, drafts: float, verify_seconds: float, rounds: float) -> float:
+    """c of the sums `LATER`; 0 where nothing was drafted."""
+    return draft_seconds / drafts / (verify_seconds / rounds) if drafts and verify_seconds else 0.0
 
 
 RATIOS = tuple(name for name, value in vars(Metrics).items() if isinstance(value, property))

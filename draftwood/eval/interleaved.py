@@ -65,7 +65,7 @@ class Entry:
             "speedup": self.rate / baseline if baseline else None,
             "tau": metrics.tau,
             "acceptance_rate": metrics.acceptance_rate if metrics.drafted else None,
-            "draft_cost_ratio": self.over(lambda run: run.metrics.draft_cost_ratio) if metrics.draft_forwards else None,
+            "draft_cost_ratio": self.over(lambda run: run.metrics.draft_cost_ratio) or None,
             "time_split": self.split,
             "acceptance_bound": self.bound,
             "same_text": self.same_text,

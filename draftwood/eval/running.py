@@ -15,7 +15,7 @@ import torch
 from draftwood.core.records import Round
 from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
-from draftwood.engine.metrics import ADDED, Metrics
+from draftwood.engine.metrics import ADDED, LATER, Metrics
 from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import Meter
 from draftwood.eval.store import Store, key_of, plain
@@ -228,7 +228,7 @@ HISTOGRAMS = ("width_counts", "depth_counts")
 
 def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
     """The rounds of one item in sums, over its turns; field names are those of `draftwood.engine.metrics.Metrics`."""
-    result: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in ADDED}
+    result: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in (*ADDED, *LATER)}
     for name in BY_POSITION:
         result[name] = added([getattr(each, name) for each in metrics])
     result["peak_slots"] = max(each.peak_slots for each in metrics)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from jinja2 import TemplateError
 
-from draftwood.engine.metrics import ADDED, PARTS, QUOTIENTS
+from draftwood.engine.metrics import ADDED, LATER, PARTS, QUOTIENTS, cost_ratio
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, pass_at, quotient, ratio
@@ -255,15 +255,14 @@ def timing(made: Sequence[Record]) -> dict[str, Any]:
     """Wall time, tokens per second with the prompt's forward, where the time went, and c."""
     parts = {part: math.fsum(record["rounds"][f"{part}_seconds"] for record in made) for part in PARTS}
     total = math.fsum(parts.values())
-    rounds, drafts = (sum(record["rounds"][name] for record in made) for name in ("rounds", "draft_forwards"))
-    verify = parts["verify"] / rounds if rounds else 0.0
+    later = (math.fsum(record["rounds"].get(name, 0) for record in made) for name in LATER)  # of earlier versions: none
     return {
         "seconds": math.fsum(map(SECONDS, made)),
         "round_seconds": total,
         "first_round_seconds": math.fsum(record["rounds"]["first_round_seconds"] for record in made),
         "tokens_per_second": over(made, TOKENS, SECONDS),
         "time_shares": {part: seconds / total if total else 0.0 for part, seconds in parts.items()},
-        "draft_cost_ratio": parts["draft"] / drafts / verify if drafts and verify else None,
+        "draft_cost_ratio": cost_ratio(*later) or None,
     }
 
 

@@ -68,6 +68,11 @@ class DFlashRun(ExitRun):
     def layers_below(self) -> int:
         return 0
 
+    @property
+    def longest(self) -> int:
+        """The places of a block but the first, which is the last token."""
+        return len(self.factors)
+
     def drafting_time(self, tokens: int) -> float:
         """That of a block, which is one pass."""
         return self.cost

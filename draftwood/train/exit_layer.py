@@ -101,6 +101,7 @@ class ExitRun(TrainingRun):
         self.exit = self.made().train()
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
+        whose |= {"rows": len(texts.train), "held_out": len(texts.held_out)}
         super().__init__(self.exit, out / STATE, {**self.settings.model_dump(), **whose})
         self._forward: Any = _ForwardModule(self.exit)
         if rank.count > 1:
@@ -273,16 +274,22 @@ class ExitRun(TrainingRun):
     def expected_gain(self, point: Mapping[str, float]) -> float:
         """The speed-up over plain decoding at temperature 1 that held-out figures promise: of the best chain.
 
-        Figures of acceptance are those of each step of drafting where there are several; the last one goes on.
+        Figures of acceptance are those of each step of drafting where there are several; the last one goes on, up to
+        the `longest` chain.
         """
         rates = [point[name] for k in range(1, len(self.factors) + 1) if (name := f"acceptance_{k}") in point]
         rates = rates or [point["acceptance"]]
         best = tokens = reach = 1.0
-        for gamma in range(1, MAX_CHAIN + 1):
+        for gamma in range(1, self.longest + 1):
             reach *= rates[min(gamma, len(rates)) - 1]
             tokens += reach
             best = max(best, tokens / (1 + self.drafting_time(gamma)))
         return best
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a chain that a round can draft, or that are looked at."""
+        return MAX_CHAIN
 
     def drafting_time(self, tokens: int) -> float:
         """The time to draft so many tokens, in forwards of the target."""

@@ -47,6 +47,11 @@ class HeadRun(ExitRun):
     def layers_below(self) -> int:
         return 0
 
+    @property
+    def longest(self) -> int:
+        """A token of each head."""
+        return len(self.factors)
+
     def drafting_time(self, tokens: int) -> float:
         """That of all heads, which are computed together."""
         return self.cost

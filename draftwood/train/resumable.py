@@ -171,12 +171,18 @@ class TrainingRun:
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dictionary
         except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
-        for name, value in self.facts.items():
-            if before.get(name) != value:
-                raise ConfigurationError(
-                    f"{self.path.parent} holds a run whose {name} is {before.get(name)}, not {value}; give the same "
-                    "settings to go on, or another directory"
-                )
+        if unsaid := [name for name in self.facts if name not in before]:
+            raise ConfigurationError(
+                f"{self.path.parent} holds a run that does not say its {', '.join(unsaid)}: it is of another kind, or "
+                "was saved by an earlier version; give another directory"
+            )
+        if other := [
+            f"{name} is {before[name]}, not {value}" for name, value in self.facts.items() if before[name] != value
+        ]:
+            raise ConfigurationError(
+                f"{self.path.parent} holds a run whose {', and whose '.join(other)}; give the same settings to go on, "
+                "or another directory"
+            )
         with torch.no_grad():
             for name, parameter in self.weights.items():
                 parameter.copy_(tensors[f"weight/{name}"])

@@ -49,6 +49,21 @@ def test_files_hold_text_conversations_and_tokens(tmp_path: Path) -> None:
     assert Int4Calibration.read(path, words).tokens == tuple(chain(*expected))
 
 
+def test_tokens_beside_a_text_are_those_of_the_text(tmp_path: Path) -> None:
+    """With special tokens, which may have text there or none, and whatever spaces are around it; or another model's."""
+    path, tokens = tmp_path / "mine.jsonl", [*WORDS.encode("A fox"), 0]
+    shown = WORDS.decode(tokens, skip_special=False)
+    assert shown != WORDS.decode(tokens) == "A fox"
+    for text in ("A fox", " A fox\n", shown):
+        path.write_text(json.dumps({"tokens": tokens, "text": text}), "utf-8")
+        assert list(texts_of(path, WORDS)) == [tokens]
+    for others in ([*tokens[:-1], tokens[0]], [WORDS.size + 7], [-1]):
+        path.write_text("\n" + json.dumps({"tokens": others, "text": "A fox"}), "utf-8")
+        with pytest.raises(draftwood.ConfigurationError, match=r"mine.jsonl, line 2, has tokens that are not its text"):
+            list(texts_of(path, WORDS))
+        assert list(texts_of(path, None)) == [others]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [

@@ -62,10 +62,22 @@ def test_sums_and_ratios() -> None:
     assert metrics.attempted_at == [3, 2, 2, 1] and metrics.accepted_at == [2, 2, 1, 1]
     assert metrics.acceptance_by_position == pytest.approx([2 / 3, 1, 0.5, 1])
     assert metrics.tokens_per_second == 2
-    assert metrics.draft_cost_ratio == pytest.approx((0.8 / 8) / (2.0 / 4))
+    assert metrics.draft_cost_ratio == pytest.approx((0.6 / 6) / (1.5 / 3))
     assert metrics.target_rows == 16 and metrics.draft_rows == 12
     assert metrics.first_round_seconds == pytest.approx(0.85)
     assert metrics.verify_seconds == 2.0 and metrics.sampling_seconds == pytest.approx(0.4)
+
+
+def test_the_cost_of_a_draft_is_without_the_prompt() -> None:
+    """Nor with that which a draft reads where it begins later."""
+    metrics = Metrics()
+    metrics.add(round_([1], 0, 0, 0, verify_seconds=9.0, draft_forwards=0, draft_seconds=0.0))
+    assert metrics.draft_cost_ratio == 0
+    metrics.add(round_([1, 2], 2, 1, 2, verify_seconds=0.5, draft_forwards=2, draft_seconds=3.0))
+    assert metrics.draft_cost_ratio == 0
+    metrics.add(round_([1, 2], 2, 1, 2, verify_seconds=0.3, draft_forwards=2, draft_seconds=0.1))
+    assert metrics.draft_cost_ratio == pytest.approx((0.1 / 2) / (0.8 / 2))
+    assert (metrics.verify_seconds, metrics.draft_seconds) == (pytest.approx(9.8), pytest.approx(3.1))
 
 
 def test_nothing_drafted_divides_by_nothing() -> None:

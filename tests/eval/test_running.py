@@ -96,6 +96,7 @@ def test_every_method_item_and_seed_is_run_once_and_recorded(engine: Engine, tmp
     assert line["output"] == result.text and line["tokens"] == len(result.tokens)
     assert line["instance"] == instance.hash and line["scores"]["length"] == len(result.text)
     assert line["rounds"]["rounds"] == result.metrics.rounds and line["rounds"]["drafted"] == result.metrics.drafted
+    assert line["rounds"]["later_rounds"] == result.metrics.rounds - 1 and line["rounds"]["later_verify_seconds"] > 0
     assert line["nats"] == pytest.approx(-sum(result.logprobs)) and line["seconds"] > 0
     prompts = {(line["task"], line["item"], line["prompt_hash"]) for line in lines if line["task"] == "colours"}
     assert len(prompts) == 5  # all methods and seeds got the same prompts

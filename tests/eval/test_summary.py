@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftwood.engine.metrics import ADDED
+from draftwood.engine.metrics import ADDED, LATER
 from draftwood.eval.intervals import quotient, ratio
 from draftwood.eval.summary import exponential, summarise
 
@@ -29,6 +29,7 @@ def configuration(seeds: int) -> dict[str, Any]:
 def record(place: int, method: int, seed: int, passed: float, tokens: int = 10, seconds: float = 1.0) -> dict[str, Any]:
     rounds = dict.fromkeys(ADDED, 0) | {"attempted_at": [4, 2], "accepted_at": [2, 1], "peak_slots": 1}
     rounds |= {"rounds": 5, "emitted": tokens, "drafted": 8, "accepted": 4, "draft_forwards": 10}
+    rounds |= {"later_draft_seconds": 0.1, "later_draft_forwards": 8, "later_verify_seconds": 0.2, "later_rounds": 4}
     rounds |= {"draft_seconds": 0.2, "verify_seconds": 0.5, "sampling_seconds": 0.1, "other_seconds": 0.2}
     return {
         "task": "t",
@@ -70,13 +71,21 @@ def test_means_ratios_and_pass_at_k() -> None:
     assert fast["decoding"]["tau"]["value"] == 2 and fast["decoding"]["acceptance_rate"]["value"] == 0.5
     assert fast["decoding"]["acceptance_by_position"] == [0.5, 0.5]
     assert fast["timing"]["time_shares"] == pytest.approx({"draft": 0.2, "verify": 0.5, "sampling": 0.1, "other": 0.2})
-    assert fast["timing"]["draft_cost_ratio"] == pytest.approx((0.2 / 10) / (0.5 / 5))
+    assert fast["timing"]["draft_cost_ratio"] == pytest.approx((0.1 / 8) / (0.2 / 4))
     assert plain["timing"]["tokens_per_second"]["value"] == pytest.approx(10)
     # 100 tokens in 5 * 0.25 + 5 * 0.5 seconds, against 10 seconds
     assert fast["paired"]["speed_up"]["value"] == pytest.approx(10 / 3.75)
     low, high = fast["paired"]["speed_up"]["low"], fast["paired"]["speed_up"]["high"]
     assert (low, high) == (pytest.approx(2), pytest.approx(4))  # that of either item alone
     assert fast["energy"] == document["energy"] == "not available on this machine"
+
+
+def test_records_of_earlier_versions_are_read_without_a_cost_of_drafts() -> None:
+    """The prompt's forwards cannot be told from the others there."""
+    old, new = record(0, 1, 0, 1.0), record(0, 1, 1, 1.0)
+    old["rounds"] = {name: value for name, value in old["rounds"].items() if name not in LATER}
+    assert summary([old], 1)["rows"][1]["timing"]["draft_cost_ratio"] is None
+    assert summary([old, new], 2)["rows"][1]["timing"]["draft_cost_ratio"] == pytest.approx((0.1 / 8) / (0.2 / 4))
 
 
 def test_pairs_are_of_one_item_and_seed_and_failures_have_none() -> None:

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,22 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
     again.step()
     run.save(torch.float32)
     assert ExitRun(decoder(), texts(), SETTINGS, tmp_path).progress.step == 4
+
+
+def test_a_run_goes_on_with_the_rows_that_it_began_with_alone(tmp_path: Path) -> None:
+    """Of others the order is another, and the most frequent tokens are."""
+    run = ExitRun(decoder(), texts(), SETTINGS, tmp_path)
+    run.save_state()
+    fewer = replace(texts(), train=texts().train[:12])
+    with pytest.raises(draftwood.ConfigurationError, match="holds a run whose rows is 20, not 12; give the same"):
+        ExitRun(decoder(), fewer, SETTINGS, tmp_path)
+    fewer = replace(fewer, held_out=texts().held_out[:1])
+    with pytest.raises(draftwood.ConfigurationError, match="rows is 20, not 12, and whose held_out is 4, not 1; give"):
+        ExitRun(decoder(), fewer, SETTINGS, tmp_path)
+    del run.facts["rows"], run.facts["held_out"]
+    run.save_state()
+    with pytest.raises(draftwood.ConfigurationError, match="does not say its rows, held_out: it is of another kind"):
+        ExitRun(decoder(), texts(), SETTINGS, tmp_path)
 
 
 SCRIPT = """

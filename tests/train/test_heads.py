@@ -103,6 +103,12 @@ def test_training_lowers_the_loss_of_the_heads_only(tmp_path: Path, shared: bool
     assert all(part.grad is None for part in target.parameters())
 
 
+def test_a_gain_is_that_of_a_token_of_each_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadRun, "cost", 0.15)
+    point = {"acceptance": 0.8, "acceptance_1": 0.8, "acceptance_2": 0.75, "acceptance_3": 0.72}
+    assert run(tmp_path).expected_gain(point) == pytest.approx(2.832 / 1.15)
+
+
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     list(whole.train(100, 3, torch.float32))

@@ -15,7 +15,8 @@ def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
     """Token ids of each text of a file.
 
     A line of a .jsonl file is an object with `tokens`, `messages` (a conversation, for the model's chat template) or
-    `text`; any other file is one text. Without a tokenizer there can be tokens only. Raises ConfigurationError.
+    `text`; any other file is one text. Tokens beside a text must be its tokens: another model's are refused. Without a
+    tokenizer there can be tokens only. Raises ConfigurationError.
     """
     try:
         content = path.read_text("utf-8")
@@ -38,11 +39,27 @@ def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
         known = entry if isinstance(entry, dict) else {}
         tokens, messages, text = (known.get(key) for key in ("tokens", "messages", "text"))
         if isinstance(tokens, list) and all(type(token) is int for token in tokens):
+            if tokenizer is not None and isinstance(text, str):
+                _check_tokens(tokens, text, tokenizer, where)
             yield tokens
         elif isinstance(messages, list) or isinstance(text, str):
             yield _encoded(messages if isinstance(messages, list) else text, tokenizer, where)
         else:
             raise ConfigurationError(f"{where} has neither text nor messages nor tokens; give one of them")
+
+
+def _check_tokens(tokens: list[int], text: str, tokenizer: Tokenizer, where: str) -> None:
+    """Raise ConfigurationError where the text beside tokens is not theirs, spaces and special tokens apart."""
+    said = "".join(text.split())
+    try:
+        own = any("".join(tokenizer.decode(tokens, skip).split()) == said for skip in (True, False))
+    except RequestError:  # an id below 0
+        own = False
+    if not own:
+        raise ConfigurationError(
+            f"{where} has tokens that are not its text in the model's vocabulary: another model wrote them; have this "
+            "one write text (`draftwood train corpus`), or leave tokens out, so that the text is encoded"
+        )
 
 
 def _encoded(text: Any, tokenizer: Tokenizer | None, where: str) -> list[int]:
