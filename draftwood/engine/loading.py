@@ -18,7 +18,7 @@ import torch
 from draftwood.engine.calibration import NO_CALIBRATION, Int4Calibration, timed
 from draftwood.engine.engine import Engine
 from draftwood.engine.request_parser import check_int
-from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, RequestError, did_you_mean
 from draftwood.models import int4
 from draftwood.models.backend.matrix import NOT_QUANTISED, QUANTISATIONS, holder
 from draftwood.models.base import CausalModel
@@ -205,7 +205,7 @@ def _left_alone(sources: Sequence[Any], beside: bool) -> Iterator[None]:
     """Log what is wrong with drafts found `beside` the target, which is loaded without; of named ones it is raised."""
     try:
         yield
-    except (ModelError, ConfigurationError) as error:
+    except (ModelError, ConfigurationError, RequestError) as error:
         if not beside:
             raise
         log.warning("%s is left alone: %s", sources[0], error)
@@ -286,6 +286,8 @@ class _Draft:
 
     def load(self, how: _How, target: CausalModel) -> CausalModel:
         """The model, where it is and in the tokens that the target needs."""
+        if self.tokens is not None:
+            how = replace(how, calibration=how.calibration.of_draft(self.tokens))
         if self.kind is None:
             model = _model(self.source, self.place, how)
         else:
