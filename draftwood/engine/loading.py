@@ -380,6 +380,12 @@ def _head_kind(source: ModelSource) -> str | None:
     return foreign_heads.kind_of(checkpoint.locate(source))
 
 
+def count_of_models(drafts: Sequence[ModelSource]) -> int:
+    """How many draft models there are among some sources, as `methods.base.without_heads` has them."""
+    heads = sum(_head_kind(source) is not None for source in drafts) if len(drafts) > 1 else 0
+    return len(drafts) - heads or len(drafts)
+
+
 def _adapter() -> Any:
     """models/hf.py, imported when a transformers object or source is given."""
     try:
