@@ -30,7 +30,7 @@ def trained_head(model: CausalModel) -> str | None:
 
 
 def without_heads(drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-    """The draft models among loaded drafts; trained heads, which have methods of their own, where there are only such."""
+    """The draft models among loaded drafts, or all drafts where there are only trained heads."""
     return [model for model in drafts if trained_head(model) is None] or drafts
 
 
