@@ -127,6 +127,20 @@ class EagleHead(TokenHead):
         made.words = words
         return made.to(target.device)
 
+    def tell_states_apart(self) -> None:
+        """Read the layers again, without weight, where own states would leave no column for the NaN that tells them.
+
+        Norms of the target's states stay what they are.
+        """
+        times = self.width // self.states + 1
+        if times == 1:
+            return
+        self.reads, self.states = self.reads * times, self.states * times
+        self.fc.weight = nn.Parameter(F.pad(self.fc.weight, (0, self.states - self.fc.in_features)), False)
+        self.fc.in_features = self.states
+        if self.fused_norm is not None:
+            self.fused_norm = nn.Parameter(self.fused_norm.repeat(times), False)
+
     @property
     def program(self) -> Program:
         if self._program is None:
