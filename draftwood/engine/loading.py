@@ -26,6 +26,7 @@ from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
+from draftwood.models.delegate import undelegated
 from draftwood.models.heads import assistant, dflash, eagle, foreign_heads, medusa, pruned
 from draftwood.models.other_device import OnOtherDevice, checked_device
 from draftwood.models.other_vocabulary import OtherVocabulary
@@ -180,7 +181,7 @@ def _names(
     overlaps = [None if draft.tokens is None else draft.tokens.overlap for draft in drafts]
     names |= {"shared_vocabulary": overlaps} if any(overlaps) else {}
     places = [home, *(draft.place for draft in drafts)]
-    own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *models)]
+    own_bits = [isinstance(each, Decoder) and each.own_bits for each in map(undelegated, (model, *models))]
     grown = [None if place is None else checkpoint.grown_from(place) for place in places]
     widened = [
         None if place is None or own else checkpoint.dequantised_from(place)
