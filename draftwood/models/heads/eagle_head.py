@@ -239,13 +239,15 @@ def usual_reads(layers: int) -> tuple[int, ...]:
 
 
 def check_reads(reads: Sequence[int], target: CausalModel) -> None:
-    """Raise ModelError where a target does not have the layers that a head reads."""
+    """Raise ModelError where a target does not have the layers that a head reads, or does not show what they make."""
     if isinstance(target, Decoder):
         target.must_have_single_rows("given a head that reads its states")
     if not reads or not all(type(n) is int and 1 <= n < target.n_layers for n in reads):
+        has = reads and all(type(n) is int and 0 <= n <= target.n_layers for n in reads)
+        fix = "not before the first or behind the last: use another draft" if has else "give a head of this target"
         raise ModelError(
             f"the head reads the target after layers {', '.join(map(str, reads))}, but a target of "
-            f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; give a head of this target"
+            f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; {fix}"
         )
 
 

@@ -156,6 +156,13 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("d2t does not name 11 of 19", more={"d2t": torch.full((11,), 50)}, draft_vocab_size=11)
     change("draft_vocab_size is 100, but must be 1 to 19", more={}, draft_vocab_size=100)
     change("reads the target after layers 1, 2, 4, but a target of 4", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    for ids in ([0, 2], [2, 4]):
+        change(
+            "after 1 to 3; not before the first or behind the last: use another", eagle_aux_hidden_state_layer_ids=ids
+        )
+    for wrong in (2, [True], ["2"], {}):
+        change("layer_ids is .*, but must be numbers of layers", eagle_aux_hidden_state_layer_ids=wrong)
+    change("eagle_config is \\[2\\], but must be an object", original=True, eagle_config=[2])
     change("asks for norm_before_fc and fc_norm, of which a head has one", norm_before_fc=True, fc_norm=True)
     change("norm_output is 'yes', but must be true or false", norm_output="yes")
     change("is \\[24, 48\\], but \\[24, 72\\]", more={"fc.weight": torch.zeros(24, 48)})
