@@ -98,10 +98,11 @@ class ModelOptions(RuntimeParams, _Models):
     @property
     def drafts(self) -> int:
         """The number of draft models that will be loaded; the embedded target brings one."""
+        from draftwood.engine.loading import count_of_models
         from draftwood.models.checkpoints.checkpoint import draft_beside
 
         if self.draft:
-            return 0 if self.draft == NO_DRAFT else len(self.draft)
+            return 0 if self.draft == NO_DRAFT else count_of_models(self.draft)
         return int(self.target is None or draft_beside(self.target) is not None)
 
     @property

@@ -14,6 +14,7 @@ from draftwood.core.forest import Forest
 from draftwood.core.row_tops import RowTops
 from draftwood.depth import NOTHING, DepthController
 from draftwood.draft.suffix import EarlierAnswers
+from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling.distributions import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, warped
 from draftwood.sampling.grammar import Grammar
@@ -189,7 +190,7 @@ class Proposer:
             return logits
         if extra < 0:
             return logits[..., : self.vocab_size]
-        return torch.nn.functional.pad(logits, (0, extra), value=-torch.inf)
+        return torch.nn.functional.pad(logits, (0, extra), value=ABSENT_LOGIT)
 
 
 def _cut(rows: Sequence[list[int]], counts: int | Sequence[int]) -> Sequence[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from draftwood.models.checkpoints import checkpoint
 from draftwood.models.int4 import CalibrationText
 from draftwood.models.text.text_files import texts_of
 from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.models.text.vocabulary_map import VocabularyMap
 
 ROWS, LENGTH = 16, 256  # of calibration text, in tokens
 FEW_TOKENS = 512  # of a file, below which a warning says that there are few
@@ -60,6 +61,11 @@ class Int4Calibration:
                 ROWS * LENGTH,
             )
         return Int4Calibration(tokenizer, path, tuple(tokens[: ROWS * LENGTH]))
+
+    def of_draft(self, between: VocabularyMap) -> Int4Calibration:
+        """The same for a draft with another tokenizer: a file's text is in the draft's tokens, as drafting reads it."""
+        tokens = between.text(self.tokens)[: ROWS * LENGTH] if self.tokens else ()
+        return replace(self, tokenizer=between.draft.tokenizer, tokens=tuple(tokens))
 
     def text(self, home: Path, name: str, embedded: bool, on_progress: OnProgress) -> CalibrationText:
         """The text for the checkpoint at `home`; the embedded models have the corpus that they were trained on.

@@ -21,6 +21,7 @@ from draftwood.engine.scoring import PromptScores
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
+from draftwood.models.delegate import undelegated
 from draftwood.models.memory_budget import MemoryBudget, free_bytes
 from draftwood.models.modules import bytes_of
 from draftwood.models.text.tokenizer import Tokenizer
@@ -140,7 +141,7 @@ class Engine:
     @property
     def weight_bytes(self) -> int:
         """The bytes of its models' weights, as far as these are draftwood's own."""
-        models = [one for one in (self.target, *self.drafts) if isinstance(one, nn.Module)]
+        models = [one for one in map(undelegated, (self.target, *self.drafts)) if isinstance(one, nn.Module)]
         parts = {part for model in models for part in model.modules() if part not in models}
         return sum(bytes_of(part, recurse=False) for part in parts)
 

@@ -18,7 +18,7 @@ import torch
 from draftwood.engine.calibration import NO_CALIBRATION, Int4Calibration, timed
 from draftwood.engine.engine import Engine
 from draftwood.engine.request_parser import check_int
-from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, RequestError, did_you_mean
 from draftwood.models import int4
 from draftwood.models.backend.matrix import NOT_QUANTISED, QUANTISATIONS, holder
 from draftwood.models.base import CausalModel
@@ -26,6 +26,7 @@ from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
+from draftwood.models.delegate import undelegated
 from draftwood.models.heads import assistant, dflash, eagle, foreign_heads, medusa, pruned
 from draftwood.models.other_device import OnOtherDevice, checked_device
 from draftwood.models.other_vocabulary import OtherVocabulary
@@ -180,7 +181,7 @@ def _names(
     overlaps = [None if draft.tokens is None else draft.tokens.overlap for draft in drafts]
     names |= {"shared_vocabulary": overlaps} if any(overlaps) else {}
     places = [home, *(draft.place for draft in drafts)]
-    own_bits = [isinstance(each, Decoder) and each.own_bits for each in (model, *models)]
+    own_bits = [isinstance(each, Decoder) and each.own_bits for each in map(undelegated, (model, *models))]
     grown = [None if place is None else checkpoint.grown_from(place) for place in places]
     widened = [
         None if place is None or own else checkpoint.dequantised_from(place)
@@ -205,7 +206,7 @@ def _left_alone(sources: Sequence[Any], beside: bool) -> Iterator[None]:
     """Log what is wrong with drafts found `beside` the target, which is loaded without; of named ones it is raised."""
     try:
         yield
-    except (ModelError, ConfigurationError) as error:
+    except (ModelError, ConfigurationError, RequestError) as error:
         if not beside:
             raise
         log.warning("%s is left alone: %s", sources[0], error)
@@ -286,6 +287,8 @@ class _Draft:
 
     def load(self, how: _How, target: CausalModel) -> CausalModel:
         """The model, where it is and in the tokens that the target needs."""
+        if self.tokens is not None:
+            how = replace(how, calibration=how.calibration.of_draft(self.tokens))
         if self.kind is None:
             model = _model(self.source, self.place, how)
         else:
@@ -376,6 +379,12 @@ def _head_kind(source: ModelSource) -> str | None:
     if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
         return None
     return foreign_heads.kind_of(checkpoint.locate(source))
+
+
+def count_of_models(drafts: Sequence[ModelSource]) -> int:
+    """How many draft models there are among some sources, as `methods.base.without_heads` has them."""
+    heads = sum(_head_kind(source) is not None for source in drafts) if len(drafts) > 1 else 0
+    return len(drafts) - heads or len(drafts)
 
 
 def _adapter() -> Any:

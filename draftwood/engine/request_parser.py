@@ -12,6 +12,7 @@ from draftwood.engine.builder import GenerationBuilder
 from draftwood.engine.request import DEFAULTS, MethodSpec, Options, Prompt, Request
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
 from draftwood.methods import Method
+from draftwood.methods.base import without_heads
 from draftwood.models.text.tokenizer import Tokenizer, check_text
 from draftwood.sampling.grammar import Grammar, Grammars
 from draftwood.sampling.params import SamplingParams, Structured
@@ -39,7 +40,7 @@ class RequestParser:
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means; refuses one that needs another number of draft models."""
         method = self._builder.default_method() if spec is None else Method.parse(spec)
-        method.check_drafts(len(self._builder.drafts))
+        method.check_drafts(len(without_heads(self._builder.drafts)))
         return method
 
     def grammar(self, structured: Structured) -> Callable[[], Grammar]:

@@ -14,6 +14,7 @@ from draftwood.depth import DepthController, parse_depth
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
+from draftwood.models.heads.medusa import Heads
 from draftwood.runtime.session import Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.util import config
@@ -21,6 +22,16 @@ from draftwood.util.safe_parsing import short_repr
 from draftwood.verify import Verifier
 
 FILE = "file"  # marks options that name a file or directory of this machine
+
+
+def trained_head(model: CausalModel) -> str | None:
+    """The kind of trained heads that a loaded draft is, a key of `default.COMPANIONS`; None: a draft model."""
+    return "heads" if isinstance(model, Heads) else getattr(model, "head_kind", None)
+
+
+def without_heads(drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+    """The draft models among loaded drafts, or all drafts where there are only trained heads."""
+    return [model for model in drafts if trained_head(model) is None] or drafts
 
 
 class Parts(NamedTuple):
@@ -80,7 +91,7 @@ class Method(BaseModel):
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         """The models that it drafts with: of the loaded `drafts`, or made for the target; asked once per engine."""
-        return drafts[: self.draft_models[1]]
+        return without_heads(drafts)[: self.draft_models[1]]
 
     @abstractmethod
     def verifier(self) -> Verifier:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood.errors import ModelError
-from draftwood.methods.base import Method
+from draftwood.methods.base import Method, trained_head
 from draftwood.methods.options import DEEPEST
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.artifact import is_beside
 from draftwood.models.heads import mtp
-from draftwood.models.heads.medusa import Heads
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,6 @@ COMPANIONS = {  # kind of a file next to, or a layer in, a target's weights; the
     "heads": Companion({"name": "medusa"}),
     "skip": Companion({"name": "self-spec", "gamma": DEEPEST, **MIXED}),
 }
-
-
-def trained_head(model: CausalModel) -> str | None:
-    """The kind of trained heads that a loaded draft is, a key of `COMPANIONS`; None: a draft model."""
-    return "heads" if isinstance(model, Heads) else getattr(model, "head_kind", None)
 
 
 def comes_with(target: CausalModel, kind: str) -> bool:

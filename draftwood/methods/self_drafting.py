@@ -22,7 +22,7 @@ from draftwood.models.heads.skip import Skipped
 from draftwood.runtime.session import Session
 from draftwood.verify import GreedyText, Typical, Verifier
 
-UNKNOWN = (3, 2, 1)  # the tree of Medusa heads of which nothing was measured
+UNKNOWN, NODES = (3, 2, 1), 15  # the tree of Medusa heads of which nothing was measured, and its drafts
 
 
 class EarlyExit(DrawnMethod):
@@ -149,7 +149,10 @@ class Medusa(OneHypothesis):
         Field(description="a sparse tree in place of `tree`: ranks along each path, such as 0,1,0.0"),
     ] = None
     nodes: int = Field(
-        default=15, ge=1, lt=MOST_ROWS, description="without tree and paths: drafts per round, those most often right"
+        default=NODES,
+        ge=1,
+        lt=MOST_ROWS,
+        description="without tree and paths: drafts per round, those most often right",
     )
     drafts: Literal["drawn", "best"] = Field(
         default="drawn",
@@ -162,13 +165,16 @@ class Medusa(OneHypothesis):
     delta: float = Field(default=0.3, gt=0, le=1, description="typical: or more probable than delta exp(-entropy)")
     depth: Depth = "fixed"
 
-    def choices(self, ranks: Sequence[Sequence[float]] = ()) -> Choices:
-        """The tree: path of ranks -> children; `ranks` are the heads' chances to be right."""
+    def choices(self, heads: medusa.Heads) -> Choices:
+        """The tree: path of ranks -> children; where no chances of the heads are known, each rank has half the last."""
         if self.paths is not None:
             return sparse(self.paths)
         if self.tree is not None:
             return regular(self.tree)
-        return likeliest(ranks, self.nodes) if ranks else regular(UNKNOWN)
+        if not heads.ranks and self.nodes == NODES:
+            return regular(UNKNOWN)
+        assumed = [0.5**rank for rank in range(1, self.nodes + 1)]
+        return likeliest(heads.ranks or [assumed] * heads.count, self.nodes)
 
     @model_validator(mode="after")
     def _one_tree(self) -> Self:
@@ -195,7 +201,7 @@ class Medusa(OneHypothesis):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         heads = cast(medusa.Heads, drafts[0].model)
-        choices = self.choices(heads.ranks)
+        choices = self.choices(heads)
         most = 1 + max(map(len, choices), default=0)
         best = self.drafts == "best" or self.verify in ("typical", "greedy")
         drafter = HeadsDrafter(drafts[0], choices, best)

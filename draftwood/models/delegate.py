@@ -34,3 +34,10 @@ class Delegate:
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         return self._model.forward(batch, cache)
+
+
+def undelegated(model: CausalModel) -> CausalModel:
+    """The model to which all is handed on in the end; one that hands nothing on is that itself."""
+    while isinstance(model, Delegate):
+        model = model._model
+    return model

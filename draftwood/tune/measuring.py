@@ -16,6 +16,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.results import GenerationResult
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
+from draftwood.methods.base import without_heads
 from draftwood.models.base import CausalModel
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -161,7 +162,7 @@ class TuningBench:
         usual = int(median(len(prompt) for prompt in self.workload.prompts)) + self.workload.max_new_tokens // 2
         target, draft = (
             Cost(rising(forward_seconds(model, row_counts(rows), usual)))
-            for model in (self.engine.target, self.engine.drafts[0])
+            for model in (self.engine.target, without_heads(self.engine.drafts)[0])
         )
         return target, draft
 

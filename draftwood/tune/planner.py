@@ -15,7 +15,8 @@ import torch
 from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError, RequestError
 from draftwood.methods import Method
-from draftwood.methods.default import comes_with, trained_head
+from draftwood.methods.base import trained_head
+from draftwood.methods.default import comes_with
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.artifact import KINDS
 from draftwood.runtime.cost import share_read

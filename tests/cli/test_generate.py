@@ -18,6 +18,7 @@ from rich.cells import cell_len
 import draftwood
 from draftwood.cli.main import run
 from draftwood.engine.engine import Engine
+from draftwood.engine.loading import EMBEDDED
 
 PROMPT = "Once upon a time"
 
@@ -46,6 +47,15 @@ def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine:
     assert names == ["draft", "verify", "sampling", "other"] and 98 <= sum(shares) <= 102
     how = ["speculative gamma=3", "seed 5", "lossless", "computed in float32"]
     assert parts[5:] == [f"finish {result.finish_reason}", *how]
+
+
+def test_a_head_beside_a_draft_model_is_no_second_one(command: Command) -> None:
+    """Two models are refused before they are loaded; a head drafts by its own methods, or not at all."""
+    flags = ("--target", EMBEDDED / "target", "--draft", EMBEDDED / "draft", "--method", "speculative")
+    shown = command("generate", PROMPT, *flags, "--draft", EMBEDDED / "target" / "eagle", "--max-new-tokens", 2)
+    assert shown.code == 0 and "speculative" in shown.err
+    refused = command("generate", PROMPT, *flags, "--draft", EMBEDDED / "draft")
+    assert refused.code == 2 and "works with 1 draft model, but 2 were loaded" in " ".join(refused.err.split())
 
 
 def test_the_summary_of_beams(command: Command, pair: list[str], engine: Engine) -> None:

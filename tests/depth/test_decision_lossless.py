@@ -16,6 +16,7 @@ from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decisi
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.methods import Fork, MultiCandidate, Speculative
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
+from draftwood.models.other_device import OnOtherDevice
 from draftwood.sampling.distributions import Streams
 
 PROMPT, END = [1, 2, 1, 2], frozenset({0})
@@ -167,6 +168,13 @@ def test_what_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
         with pytest.raises((ConfigurationError, ModelError), match=message) as caught:
             engine.generate(PROMPT, {"name": name, "depth": depth}, max_new_tokens=5)
         assert "\n" not in str(caught.value)
+
+
+def test_a_model_for_a_draft_is_for_that_draft_on_any_device(tmp_path: Path) -> None:
+    target, draft = TabularModel.random(3, seed=41), TabularModel.random(3, seed=42)
+    engine = Engine(target, [OnOtherDevice(draft, target.device)])
+    method = {"name": "speculative", "depth": f"decision:{file_of('output', tmp_path, draft)}"}
+    assert len(engine.generate(PROMPT, method, max_new_tokens=9).tokens) == 9
 
 
 def test_a_model_for_one_draft_is_not_for_several(tmp_path: Path) -> None:

@@ -231,6 +231,20 @@ def test_a_head_that_was_loaded_as_a_draft_drafts_beams(tmp_path: Any) -> None:
         assert found.metrics.drafted > 0
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_methods_for_draft_models_leave_heads_beside_these_alone(first: bool, tmp_path: Any) -> None:
+    """They count and take the draft model only, and the head's own method the head, in whichever order both come."""
+    target = decoder(3, torch.float64)
+    write(tmp_path, config())
+    model, head = decoder(4, torch.float64), eagle.load(tmp_path, target)
+    ours = Engine(target, [head, model] if first else [model, head])
+    for name in ("speculative", "mcsd", "mcsd-fork", "specinfer", "dsbd", "speculative-beam-search"):
+        assert list(ours.builder.models_of(ours.method(name))) == [model]
+    assert list(ours.builder.models_of(ours.method("eagle"))) == [head]
+    method = {"name": "specinfer", "expansion": [1, 1]}
+    assert ours.generate(prompt_of(9), method, max_new_tokens=4, ignore_eos=True).metrics.drafted > 0
+
+
 def test_bad_options_are_refused() -> None:
     for option, drafter in (("exit", "exit"), ("head", "eagle"), ("skip", "skip")):
         with pytest.raises(ConfigurationError, match=f"but drafter is lookup; say drafter={drafter}"):

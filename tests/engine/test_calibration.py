@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import byte_level, llama_like, write
 from native_library import needs_native
 
 import draftwood
@@ -182,6 +183,36 @@ def test_embedded_models_keep_the_corpus(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(draftwood.ModelError, match="enough"):
         draftwood.load(quantize="int4")
     assert names == ["the embedded corpus"]
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["own", "text", "tokens"])
+def test_a_draft_with_another_tokenizer_is_calibrated_in_its_own_tokens(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On text that it writes, or on that of a file, whose tokens are the target's."""
+    for name, backend in (("target", llama_like()), ("draft", byte_level())):
+        write(tmp_path / name, vocab_size=backend.get_vocab_size())
+        backend.save(str(tmp_path / name / "tokenizer.json"))
+    target, draft = (Tokenizer.load(tmp_path / name) for name in ("target", "draft"))
+    content, file = "the tin is thin in " * 40, tmp_path / ("a.jsonl" if kind == "tokens" else "a.txt")
+    file.write_text(json.dumps({"tokens": target.encode(content)}) if kind == "tokens" else content, "utf-8")
+    rows: dict[str, list[list[int]]] = {}
+
+    def noted(home: Path, text: int4.CalibrationText, advance: object) -> int4.Matrices:
+        made = text.rows(100)
+        assert made is not None
+        rows[home.name] = made.tolist()
+        return cached(home, int4.CalibrationText(text.name, lambda context: made))
+
+    cached = int4.cached
+    monkeypatch.setattr(int4, "cached", noted)
+    options = {} if kind == "own" else {"calibration": file}
+    engine = draftwood.load(tmp_path / "target", tmp_path / "draft", quantize="int4", **options)
+    assert engine.drafts and rows.keys() == {"target", "draft"}
+    for name, words in (("target", target), ("draft", draft)):
+        expected = words.encode("The" if kind == "own" else content)[:60]
+        assert expected in [row[: len(expected)] for row in rows[name]], name
 
 
 @needs_native

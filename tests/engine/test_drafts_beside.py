@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import checkpoint_files
 import eagle_heads
 import gguf_files
 import pytest
 import tiny_models
 import torch
+from native_library import needs_native
 
 import draftwood
 from draftwood import ModelError
@@ -74,6 +76,16 @@ def test_what_is_not_read_is_left_alone(
     with pytest.raises(ModelError, match=sentence) as caught:
         draftwood.load(tmp_path, beside, device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@needs_native
+def test_a_draft_that_cannot_be_calibrated_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its model has fewer logits than its tokenizer has tokens, so it cannot read what it would go on from."""
+    target = tiny_models.write(tmp_path, 1)
+    checkpoint_files.write(target / "draft", vocab_size=40)
+    shutil.copy(target / "tokenizer.json", target / "draft")
+    assert draftwood.load(target, draft_quantize="int4").drafts == []
+    assert "is left alone: the prompt has token id" in caplog.text
 
 
 def test_published_heads_beside_the_weights_are_found(tmp_path: Path) -> None:

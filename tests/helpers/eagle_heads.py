@@ -131,13 +131,15 @@ def says(
     w = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items()}
     w = {name: part.to(kind) if part.is_floating_point() else part for name, part in w.items()}
     table = w.get("embed_tokens.weight", target.embed.weight)
-    given = states(target, tokens)[:-1]
+    own = raw if raw.get("eagle_aux_hidden_state_layer_ids") else raw.get("eagle_config", {})
+    reads = own.get("eagle_aux_hidden_state_layer_ids", READS)
+    given = states(target, tokens, reads)[:-1]
     if masks:
         given = torch.cat((given, w["mask_hidden"][0].expand(masks, -1)))
     if raw.get("norm_before_fc"):
         given = norm(given, w["input_norm.weight"])
     if raw.get("fc_norm"):
-        parts = given.chunk(len(READS), -1)
+        parts = given.chunk(len(reads), -1)
         given = torch.cat([norm(part, w[f"fc_norm.{n}.weight"]) for n, part in enumerate(parts)], -1)
     rows, text = given @ w["fc.weight"].T, [*tokens[1:], *[raw.get("mask_token_id")] * masks]
     heads, kv, dim = (layer[x] for x in ("num_attention_heads", "num_key_value_heads", "head_dim"))

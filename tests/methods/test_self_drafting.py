@@ -148,6 +148,7 @@ def test_without_a_tree_the_heads_accuracy_makes_one(monkeypatch: pytest.MonkeyP
         return [made.drafted for made in result.rounds[1:3]]
 
     assert drafted() == [3 + 6, 3 + 6]  # nothing is known: three children, two below each, and no third head
+    assert [drafted(nodes=nodes) for nodes in (1, 3, 14)] == [[nodes] * 2 for nodes in (1, 3, 14)]
     heads.ranks = [[0.5, 0.3, 0.1], [0.5, 0.1, 0.0]]
     assert drafted(nodes=4) == [4, 4]
     assert drafted() == [3 * 3, 3 * 3]  # all that may be right

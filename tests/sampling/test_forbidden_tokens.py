@@ -69,6 +69,29 @@ def test_words_in_texts() -> None:
     assert {token for one in ids for token in one} == {2, 3}
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(
+    ("method", "plain"),
+    [
+        ({"name": "speculative", "gamma": 2}, {"name": "autoregressive"}),
+        ({"name": "mcsd", "tree": [2, 1]}, {"name": "autoregressive"}),
+        ({"name": "dsbd", "width": 1, "draft_width": 2, "gamma": 1}, {"name": "beam-sampling", "width": 1}),
+    ],
+    ids=lambda method: method["name"],
+)
+def test_tokens_that_the_draft_lacks(method: dict[str, Any], plain: dict[str, Any], temperature: int) -> None:
+    """A draft with fewer logits than the target, where some that it lacks are all that is allowed, or one of them."""
+    engine = Engine(TabularModel.random(6, 5), [TabularModel.random(4, 6)])
+    for allowed in ([4, 5], [3, 5]):
+        options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 3, "allowed_token_ids": allowed}
+        with enumerated() as randomness:
+            law, wanted = (
+                randomness.law_of(lambda: tuple(engine.generate([1], one, **options).tokens), 4000)  # noqa: B023
+                for one in (method, plain)
+            )
+        assert law == pytest.approx(wanted, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

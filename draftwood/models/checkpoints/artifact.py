@@ -22,6 +22,7 @@ from draftwood.errors import ModelError
 from draftwood.models.backend.native import NativeEmbedding
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.files import write_tensors
+from draftwood.models.delegate import undelegated
 from draftwood.util.safe_parsing import parse_json, short_repr
 
 HEADER_KEY = "draftwood"  # of the header
@@ -128,9 +129,10 @@ def fingerprints(models: Sequence[CausalModel]) -> str:
 def fingerprint(model: CausalModel) -> str:
     """16 hexadecimal digits: of the configuration, the final norm and some embeddings, rounded to bfloat16.
 
-    It does not change with dtype, device and packing. Models without weights of that kind are told apart by class,
-    vocabulary and depth.
+    It does not change with dtype, device, packing and what a draft drafts for. Models without weights of that kind are
+    told apart by class, vocabulary and depth.
     """
+    model = undelegated(model)
     inner = getattr(model, "decoder", model)
     config = getattr(inner, "config", None)
     about = {}

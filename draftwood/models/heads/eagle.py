@@ -72,6 +72,7 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
     made.decoder.kv_dtype = target.kv_dtype
     made.requires_grad_(False).eval()
     if packed:
+        made.tell_states_apart()
         pack(made, held_alike(target.head, dtype, place, target.draft_quantize))
     return made
 

@@ -127,6 +127,20 @@ class EagleHead(TokenHead):
         made.words = words
         return made.to(target.device)
 
+    def tell_states_apart(self) -> None:
+        """Read the layers again, without weight, where own states would leave no column for the NaN that tells them.
+
+        Norms of the target's states stay what they are.
+        """
+        times = self.width // self.states + 1
+        if times == 1:
+            return
+        self.reads, self.states = self.reads * times, self.states * times
+        self.fc.weight = nn.Parameter(F.pad(self.fc.weight, (0, self.states - self.fc.in_features)), False)
+        self.fc.in_features = self.states
+        if self.fused_norm is not None:
+            self.fused_norm = nn.Parameter(self.fused_norm.repeat(times), False)
+
     @property
     def program(self) -> Program:
         if self._program is None:
@@ -225,13 +239,15 @@ def usual_reads(layers: int) -> tuple[int, ...]:
 
 
 def check_reads(reads: Sequence[int], target: CausalModel) -> None:
-    """Raise ModelError where a target does not have the layers that a head reads."""
+    """Raise ModelError where a target does not have the layers that a head reads, or does not show what they make."""
     if isinstance(target, Decoder):
         target.must_have_single_rows("given a head that reads its states")
     if not reads or not all(type(n) is int and 1 <= n < target.n_layers for n in reads):
+        has = reads and all(type(n) is int and 0 <= n <= target.n_layers for n in reads)
+        fix = "not before the first or behind the last: use another draft" if has else "give a head of this target"
         raise ModelError(
             f"the head reads the target after layers {', '.join(map(str, reads))}, but a target of "
-            f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; give a head of this target"
+            f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; {fix}"
         )
 
 

@@ -31,7 +31,9 @@ from draftwood.models.heads.foreign_heads import (
     LAYER_TYPES,
     MAX_BLOCK,
     known_words,
+    layer_ids,
     mask_embedding,
+    nested,
     parameters_of,
     read_tensors,
 )
@@ -127,9 +129,7 @@ def _markov(own: Raw, vocabulary: int, config: DecoderConfig) -> MarkovHead | No
 
 def _authors(raw: Raw) -> Raw:
     """The settings of a block in the layout of DFlash's authors. ModelError for one that is not known."""
-    own = raw.get("dflash_config") or {}
-    if not isinstance(own, dict):
-        raise ModelError(f"dflash_config is {short_repr(own)}, but must be an object")
+    own = nested(raw, "dflash_config")
     unknown = next((key for key in own if key not in OWN_KEYS), None)
     if unknown is not None:
         raise ModelError(f"dflash_config has {short_repr(unknown)}, which is not known; DFlash alone is read")
@@ -147,11 +147,9 @@ def _reads(raw: Raw, own: Raw, target: Decoder, layers: int) -> tuple[int, ...]:
     """The numbers of layers after which the target is read."""
     ours = raw is own
     key = "aux_hidden_state_layer_ids" if ours else "target_layer_ids"
-    ids = own.get(key)
-    if ids is None:
+    ids = layer_ids(own, key)
+    if not ids:
         return speculators_reads(target.n_layers) if ours else usual_reads(target.n_layers, layers)
-    if not isinstance(ids, list) or not ids or any(type(one) is not int for one in ids):
-        raise ModelError(f"{key} is {short_repr(ids)}, but must be numbers of layers")
     return tuple(one if ours else one + 1 for one in ids)
 
 

@@ -102,14 +102,14 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     known = {name.replace("midlayer.", "layers.0."): part for name, part in read_tensors(directory).items()}
     try:
         full_config = FAMILIES[str(kind)].config({"num_hidden_layers": 1, **layer})
+        own = raw if ours else {**nested(raw, "eagle_config"), **raw}
+        reads = layer_ids(own, "eagle_aux_hidden_state_layer_ids") or usual_reads(target.n_layers)
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
     vocabulary, width = full_config.vocab_size, target.config.hidden_size
     words = known_words(directory, raw, known, vocabulary, target)
     size = vocabulary if words is None else len(words)
     config = replace(full_config, vocab_size=size, tie_word_embeddings=False)
-    own = raw if ours else {**(raw.get("eagle_config") or {}), **raw}
-    reads = own.get("eagle_aux_hidden_state_layer_ids") or usual_reads(target.n_layers)
     check_reads(reads, target)
     outer = None if "embed_tokens.weight" in known else target.embed
     if outer is not None and config.hidden_size != width:
@@ -127,6 +127,24 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
         made = kind_of_head(config, reads, width, vocabulary, outer, norms, whose)
     made.words = words
     return made, parameters_of(made, known, table, directory, width)
+
+
+def nested(raw: Raw, key: str) -> Raw:
+    """The object under a key of config.json; {} where it has none. ModelError for something else."""
+    own = raw.get(key) or {}
+    if not isinstance(own, dict):
+        raise ModelError(f"{key} is {short_repr(own)}, but must be an object")
+    return own
+
+
+def layer_ids(own: Raw, key: str) -> tuple[int, ...]:
+    """The numbers of layers under a key of a head's settings; () where it has none. ModelError for something else."""
+    ids = own.get(key)
+    if ids is None:
+        return ()
+    if not isinstance(ids, list) or not ids or any(type(one) is not int for one in ids):
+        raise ModelError(f"{key} is {short_repr(ids)}, but must be numbers of layers")
+    return tuple(ids)
 
 
 def norms_of(own: Raw, directory: Path, reads: int) -> tuple[EagleNorms, Names]:

@@ -40,6 +40,9 @@ class ParallelEagleHead(EagleHead):
         self.mask = nn.Parameter(torch.zeros(config.hidden_size))  # the embedding of a token that is not known
         self.mask_states = nn.Parameter(torch.zeros(self.states))  # in place of the target's states before it
 
+    def tell_states_apart(self) -> None:
+        """Nothing: all that it reads is the target's."""
+
     def padded_rows(self, count: int) -> int:
         """Rows of the batch are not those of products, which are padded where they are made."""
         return count

@@ -11,7 +11,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import ours
+from checkpoint_files import llama_like, ours
 from checkpoint_files import write as write_llama
 from conftest import Command
 from family_models import PROMPT, chain
@@ -268,6 +268,19 @@ def test_quantised_files_say_so(
     flags = ("--target", pair["small"], "--draft", pair["draft"], "--max-new-tokens", 4)
     shown = command("generate", "Once", *flags)
     assert shown.code == 0 and "computed in q8_0 · keys and values in bfloat16" in shown.err
+
+
+@needs_native
+def test_a_draft_with_another_tokenizer_is_told_of_like_any_other(pair: dict[str, Path], tmp_path: Path) -> None:
+    """That it is computed in the bits of its file, and how many bytes its weights are."""
+    write_llama(tmp_path, vocab_size=llama_like().get_vocab_size())
+    llama_like().save(str(tmp_path / "tokenizer.json"))
+    both, target, draft = (
+        draftwood.load(one, drafts, device="cpu")
+        for one, drafts in ((tmp_path, pair["small"]), (tmp_path, []), (pair["small"], []))
+    )
+    assert both.names["shared_vocabulary"] != [None] and "dequantised" not in both.names
+    assert both.weight_bytes == target.weight_bytes + draft.weight_bytes
 
 
 def test_learned_files_are_looked_for_beside_the_file(pair: dict[str, Path]) -> None:

@@ -32,6 +32,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few-words": ({"draft_vocab_size": 11}, {}),
     "own-embeddings": ({"norm_before_fc": True}, {"embeds": True}),
     "two-layers": ({"layers": 2}, {}),
+    **{
+        f"one-state{name}": ({"eagle_aux_hidden_state_layer_ids": [2], **norms}, {"states": 1})
+        for name, norms in (("", {}), ("-normed", {"norm_before_fc": True}), ("-3.1", {"fc_norm": True}))
+    },
     "3.1": ({"fc_norm": True, "norm_output": True}, {}),
     "original": ({"original": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": READS}}, {}),
     "original-few-words": (
@@ -68,7 +72,8 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
         pack(target, holder(dtype, target.device, None, "native"))
     head = eagle.load(tmp_path, target)
     assert head.decoder.native == (held == "native")
-    assert head.reads == tuple(READS) and head.n_layers == options.get("layers", 1) + 1
+    assert set(head.reads) == set(options.get("eagle_aux_hidden_state_layer_ids", READS))
+    assert head.n_layers == options.get("layers", 1) + 1
     source = HeadSource(Session(target, target.new_cache()), HeadSession(head, head.new_cache(), "draft"), head.reads)
     prompt = [3, 1, 4, 1, 5, 9, 2]
     forest = Forest.from_prompt(prompt)
@@ -151,6 +156,13 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("d2t does not name 11 of 19", more={"d2t": torch.full((11,), 50)}, draft_vocab_size=11)
     change("draft_vocab_size is 100, but must be 1 to 19", more={}, draft_vocab_size=100)
     change("reads the target after layers 1, 2, 4, but a target of 4", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    for ids in ([0, 2], [2, 4]):
+        change(
+            "after 1 to 3; not before the first or behind the last: use another", eagle_aux_hidden_state_layer_ids=ids
+        )
+    for wrong in (2, [True], ["2"], {}):
+        change("layer_ids is .*, but must be numbers of layers", eagle_aux_hidden_state_layer_ids=wrong)
+    change("eagle_config is \\[2\\], but must be an object", original=True, eagle_config=[2])
     change("asks for norm_before_fc and fc_norm, of which a head has one", norm_before_fc=True, fc_norm=True)
     change("norm_output is 'yes', but must be true or false", norm_output="yes")
     change("is \\[24, 48\\], but \\[24, 72\\]", more={"fc.weight": torch.zeros(24, 48)})
