@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,19 @@ def test_endpoints(several: Several) -> None:
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert 'vllm:num_requests_running{model_name="two"}' in text and 'model_name="one"' in text
     assert json.loads(client.get("/openapi.json").text)["paths"][COMPLETIONS]
+
+
+def test_the_load_is_told_while_models_come_and_go(several: Several) -> None:
+    """An open page loads no model and keeps none; its figures are sums over those that are loaded."""
+    with several.client.stream("GET", "/v1/forest") as answer:
+        told = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        assert next(told)["running"] == 0 and not several.loaded
+        for name in several.models.models:
+            several.text(name)
+        assert several.loaded == {"two", "org/three"}
+        assert any(one["tokens"] == 2 * 12 for one in islice(told, 9))
+    rounds = several.client.post("/v1/forest", json={"model": "two", "prompt": PROMPT, "max_tokens": 2})
+    assert rounds.status_code == 200 and rounds.text.startswith("event: start")
 
 
 def test_streams(several: Several) -> None:
