@@ -57,6 +57,8 @@ class ServedModels(Front):
 
     def __init__(self, models: Sequence[ServedModel], settings: ServeSettings, limit: int) -> None:
         super().__init__(settings)
+        if settings.served_model_name is not None:
+            raise ConfigurationError("--served-model-name is for one model; name each by --model NAME=PATH")
         self.models = {model.name: model for model in models}
         if len(self.models) < len(models):
             raise ConfigurationError("two models have the same name; give each its own")

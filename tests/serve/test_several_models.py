@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import threading
 import time
 import weakref
@@ -195,6 +196,19 @@ def test_a_model_that_cannot_be_loaded(places: dict[str, str], tmp_path: Path, c
 def test_refusals(command: Command, target: Path, arguments: list[str], told: str) -> None:
     outcome = command("serve", "--port", 0, *(one.format(target=target) for one in arguments))
     assert outcome.code == 2 and told in outcome.err, outcome.err
+
+
+def test_one_name_is_not_for_several_models(target: Path) -> None:
+    models = served_models([f"one={target}"], ModelOptions(), None)
+    with pytest.raises(ConfigurationError, match="name each by --model NAME=PATH"):
+        ServedModels(models, ServeSettings(served_model_name="two"), 1 << 30)
+
+
+def test_a_model_without_drafts(copy_of_target: Path, draft: Path) -> None:
+    """`draft=none`, as of --draft, leaves alone what is beside the weights."""
+    shutil.copytree(draft, copy_of_target / "draft")
+    (model,) = served_models([f"one={copy_of_target},draft=none"], ModelOptions(), None)
+    assert not model.load().drafts and model.bytes == checkpoint_bytes(str(copy_of_target))
 
 
 def test_sizes(target: Path) -> None:
