@@ -18,6 +18,7 @@ from draftwood.serve.fields import (
     TokenList,
     WritableSchema,
     max_entries,
+    refused,
 )
 from draftwood.serve.messages import MAX_TOOLS, Conversation, Function, Messages, NamedFunction, Tool, ToolChoice
 
@@ -25,7 +26,13 @@ MAX_CHOICES = 128  # of a request, over all of its prompts
 AnswerTokens = Literal[-1] | Annotated[int, Field(ge=1, lt=1 << 31)]  # most tokens of an answer; -1: as many as fit
 
 
+NoPadding = Annotated[
+    Literal[False] | None, refused("parts of a stream are not padded here; leave out include_obfuscation")
+]
+
+
 class StreamOptions(Body):
+    include_obfuscation: NoPadding = None
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
