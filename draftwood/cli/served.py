@@ -56,7 +56,7 @@ def _served_model(entry: str, models: ModelOptions, method: Method | None) -> Se
     mine = config.parse(ModelOptions, {**models.model_dump(exclude_unset=True), **changes}, f"--model {name}")
     if method is not None:
         method.check_drafts(mine.drafts)
-    size = sum(checkpoint_bytes(source) for source in (target, *mine.draft))
+    size = sum(checkpoint_bytes(source) for source in (target, *(mine.arguments["draft"] or ())))
     return ServedModel(name.strip(), lambda: _load(mine), size, method)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
@@ -36,7 +36,7 @@ from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
 from draftwood.serve.public import public_method
 from draftwood.serve.request_run import unless_gone
 from draftwood.serve.responses import add_responses
-from draftwood.serve.round_stream import add_rounds
+from draftwood.serve.round_stream import add_load, add_rounds
 from draftwood.serve.served_models import ModelDispatcher, ServedModel, ServedModels
 from draftwood.serve.service import Service, check_model
 from draftwood.serve.settings import ServeSettings
@@ -90,8 +90,8 @@ def create_models_app(models: ServedModels) -> FastAPI:
     _add_models(app, models)
     own = _methods_of(app)
     _add_files(app)
-    app.add_middleware(ModelDispatcher, models=models, methods_of=lambda path: () if own(path) else methods_of(path))
-    _add_middleware(app, models, lambda path: own(path) or methods_of(path))
+    app.add_middleware(ModelDispatcher, models=models, methods_of=lambda path: methods_of(path) - own(path))
+    _add_middleware(app, models, lambda path: own(path) | methods_of(path))
     return app
 
 
@@ -143,22 +143,23 @@ def _with_endpoints(service: Service) -> FastAPI:
     add_llama_cpp(app, service)
     _add_tokens(app, service)
     _add_metrics(app, service)
+    add_load(app, service)
     add_rounds(app, service)
     _add_page_data(app, service)
     return app
 
 
-def _methods_of(app: FastAPI) -> Callable[[str], Collection[str]]:
+def _methods_of(app: FastAPI) -> Callable[[str], Set[str]]:
     """Gives the HTTP methods of a path of the application; of others none."""
     api: dict[str, set[str]] = {}
     for route in app.routes:
         api.setdefault(str(getattr(route, "path", "")), set()).update(getattr(route, "methods", None) or ())
 
-    def methods_of(path: str) -> Collection[str]:
+    def methods_of(path: str) -> Set[str]:
         if path in api:
             return api[path]
         begun = (methods for name, methods in api.items() if "{" in name and path.startswith(name.split("{")[0]))
-        return next(begun, ())
+        return next(begun, frozenset())
 
     return methods_of
 
@@ -168,7 +169,7 @@ def _add_files(app: FastAPI) -> None:
     app.mount("/", PageFiles(directory=str(files("draftwood.serve") / "page"), html=True))
 
 
-def _add_middleware(app: FastAPI, front: Front, methods_of: Callable[[str], Collection[str]]) -> None:
+def _add_middleware(app: FastAPI, front: Front, methods_of: Callable[[str], Set[str]]) -> None:
     app.add_middleware(RequestMiddleware, service=front, methods_of=methods_of)
     if front.settings.allowed_origin:
         app.add_middleware(
@@ -212,8 +213,9 @@ def _add_health(app: FastAPI, front: Front) -> None:
 
 
 def _add_models(app: FastAPI, models: ServedModels) -> None:
-    """Endpoints that are about all models of a server."""
+    """Endpoints that are about all models of a server, of which they load none."""
     _add_health(app, models)
+    add_load(app, models)
 
     @app.get("/models")
     @app.get("/v1/models")

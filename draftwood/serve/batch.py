@@ -97,9 +97,10 @@ def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> BatchEntry:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         return BatchEntry(name, error=f"{where}: {config.reason(error)}")
-    if line_.body.get("stream"):
+    body = {**defaults, **line_.body}
+    if body.get("stream"):
         return BatchEntry(name, error="the answers of a batch are whole; leave out stream")
-    return BatchEntry(name, line_.url, {**defaults, **line_.body})
+    return BatchEntry(name, line_.url, body)
 
 
 def rows_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[BatchEntry]:

@@ -21,6 +21,17 @@ def max_entries(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def refused(reason: str) -> BeforeValidator:
+    """Refuses what asks for something that is not done; `reason` is the error. Null and false ask for nothing."""
+
+    def check(given: Any) -> Any:
+        if given is not None and given is not False:
+            raise ValueError(reason)
+        return given
+
+    return BeforeValidator(check)
+
+
 T = TypeVar("T")
 Every = Annotated[list[T], Field(fail_fast=True)]  # of a million wrong elements the first one is enough
 
@@ -41,25 +52,25 @@ Name = Annotated[Text, Field(max_length=256)]
 
 
 class Body(BaseModel):
-    """A JSON object without other fields than these."""
+    """A JSON object without other fields than these, unless they are null."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"additionalProperties": {"type": "null"}})
 
     @model_validator(mode="before")
     @classmethod
     def _first_unknown(cls, given: Any) -> Any:
-        """Keep one of many unknown fields, which is enough for the error."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+        """Keep one of many unknown fields, which is enough for the error, and none that is null."""
+        if not isinstance(given, dict) or (len(given) <= len(cls.model_fields) and None not in given.values()):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(name for name in given if name not in known)
+        unknown = next((name for name, value in given.items() if name not in known and value is not None), None)
         return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class Loose(Body):
     """An object whose other fields say nothing to the model, such as those that clients keep in answers."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, json_schema_extra=None)
 
 
 def _writable(schema: dict[str, Any]) -> dict[str, Any]:

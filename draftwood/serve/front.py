@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from draftwood.serve.errors import ApiError, api_error
 from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
+
+LOAD_SECONDS = 1.0  # between reports of the load
 
 
 class Front(ABC):
@@ -32,6 +37,17 @@ class Front(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """End all requests with ServerEnded, and the threads that work for them."""
+
+    @abstractmethod
+    def load(self) -> dict[str, float]:
+        """The load now, for the page."""
+
+    async def load_events(self) -> AsyncIterator[str]:
+        """Server-sent events of the load, until the server is about to end."""
+        while not self.draining.is_set():
+            yield f"event: load\ndata: {json.dumps(self.load())}\n\n"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.draining.wait(), LOAD_SECONDS)
 
     def client_error(self, error: BaseException) -> ApiError:
         """An error as a client may read it."""

@@ -22,6 +22,10 @@ LATENCY_BUCKETS = (
 )
 GAP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 MODEL_LABEL = "model_name"
+SUMMED_LOADS = (  # figures of the load that several models have in sum
+    *("running", "waiting", "kv_used", "kv_held", "kv_budget"),
+    *("tokens", "rounds", "drafted", "accepted"),
+)
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,6 +42,12 @@ def joint_text(metrics: Sequence[ServerMetrics]) -> bytes:
     joint = CollectorRegistry()
     joint.register(_Collected(families.values()))
     return generate_latest(joint)
+
+
+def joint_load(metrics: Sequence[ServerMetrics]) -> dict[str, float]:
+    """The load now of several models, in sum."""
+    loads = [one.load() for one in metrics]
+    return {"time": time.time(), **{name: sum(load[name] for load in loads) for name in SUMMED_LOADS}}
 
 
 class _Collected(Collector):

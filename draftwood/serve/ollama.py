@@ -51,6 +51,8 @@ class OllamaRequest(Loose):
     def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The same as fields of /v1/chat/completions."""
         fields = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
+        if fields.get("max_tokens") in (0, -2):  # as many as fit, as -1: Ollama limits nothing below 1
+            fields["max_tokens"] = -1
         if isinstance(self.format, dict):
             fields["response_format"] = {"type": "json_schema", "schema": self.format}
         elif self.format:

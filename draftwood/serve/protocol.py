@@ -18,13 +18,21 @@ from draftwood.serve.fields import (
     TokenList,
     WritableSchema,
     max_entries,
+    refused,
 )
 from draftwood.serve.messages import MAX_TOOLS, Conversation, Function, Messages, NamedFunction, Tool, ToolChoice
 
 MAX_CHOICES = 128  # of a request, over all of its prompts
+AnswerTokens = Literal[-1] | Annotated[int, Field(ge=1, lt=1 << 31)]  # most tokens of an answer; -1: as many as fit
+
+
+NoPadding = Annotated[
+    Literal[False] | None, refused("parts of a stream are not padded here; leave out include_obfuscation")
+]
 
 
 class StreamOptions(Body):
+    include_obfuscation: NoPadding = None
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -190,8 +198,8 @@ class IgnoredFields(Body):
 
 class ChatRequest(GenerationRequest, Conversation, IgnoredFields):
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    max_tokens: AnswerTokens | None = None
+    max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from draftwood.serve.fields import MAX_TOP_LOGPROBS, Body, Every, Loose, Name, Text, max_entries
+from draftwood.serve.fields import MAX_TOP_LOGPROBS, Body, Every, Loose, Name, Text, max_entries, refused
 from draftwood.serve.messages import MAX_MESSAGES, MAX_TOOLS, Content, Function, Role, joined
-from draftwood.serve.protocol import IgnoredFields, JsonSchema, TextRequest
+from draftwood.serve.protocol import IgnoredFields, JsonSchema, NoPadding, TextRequest
 
 
 class TextFormat(JsonSchema):
@@ -61,6 +61,13 @@ class Reasoning(Loose):
     effort: Name | None = None
 
 
+class ResponseStreamOptions(Body):
+    include_obfuscation: NoPadding = None
+
+
+Stored = Annotated[None, refused("nothing is stored here; send all of it as input")]
+
+
 class ResponseRequest(TextRequest, IgnoredFields):
     """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
 
@@ -79,6 +86,10 @@ class ResponseRequest(TextRequest, IgnoredFields):
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: Literal[False] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    previous_response_id: Stored = None
+    conversation: Stored = None
+    prompt: Stored = None
 
     @property
     def logprobs(self) -> bool:
@@ -91,6 +102,7 @@ class ResponseRequest(TextRequest, IgnoredFields):
         given |= {"messages": self.messages, "max_completion_tokens": self.max_output_tokens}
         given |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs if self.logprobs else None}
         given["parallel_tool_calls"] = self.parallel_tool_calls
+        given["stream_options"] = None if self.stream_options is None else self.stream_options.model_dump()
         form = None if self.text is None else self.text.format
         if form is not None and form.type == "json_schema":
             given["guided_json"] = form.schema_

@@ -22,6 +22,7 @@ from draftwood.serve import answers
 from draftwood.serve.answers import ChatForm
 from draftwood.serve.completions import prepared_chat
 from draftwood.serve.errors import ApiError
+from draftwood.serve.front import Front
 from draftwood.serve.protocol import ChatRequest, CompletionRequest
 from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import EventStream, RequestRun
@@ -37,13 +38,17 @@ def _by_field(body: Any, handler: object) -> CompletionRequest | ChatRequest:
 RoundsRequest: TypeAlias = Annotated[CompletionRequest | ChatRequest, WrapValidator(_by_field)]
 
 
-def add_rounds(app: FastAPI, service: Service) -> None:
-    """Add both endpoints."""
+def add_load(app: FastAPI, front: Front) -> None:
+    """Add the endpoint that tells of the load."""
 
     @app.get("/v1/forest")
     async def load() -> Response:
         """Server-sent events: the load, each second."""
-        return EventStream(service.load())
+        return EventStream(front.load_events())
+
+
+def add_rounds(app: FastAPI, service: Service) -> None:
+    """Add the endpoint that tells of a request."""
 
     @app.post("/v1/forest")
     async def forest(body: RoundsRequest, request: Request) -> Response:

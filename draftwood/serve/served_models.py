@@ -24,6 +24,7 @@ from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError
 from draftwood.serve.errors import RETRY_AFTER, ApiError
 from draftwood.serve.front import Front
+from draftwood.serve.metrics import joint_load
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 from draftwood.util.resident import give_back
@@ -56,6 +57,8 @@ class ServedModels(Front):
 
     def __init__(self, models: Sequence[ServedModel], settings: ServeSettings, limit: int) -> None:
         super().__init__(settings)
+        if settings.served_model_name is not None:
+            raise ConfigurationError("--served-model-name is for one model; name each by --model NAME=PATH")
         self.models = {model.name: model for model in models}
         if len(self.models) < len(models):
             raise ConfigurationError("two models have the same name; give each its own")
@@ -84,6 +87,9 @@ class ServedModels(Front):
         for model in self.loaded:
             assert model.service is not None
             await model.service.aclose()
+
+    def load(self) -> dict[str, float]:
+        return joint_load([model.service.metrics for model in self.loaded if model.service is not None])
 
     def named(self, name: str | None) -> ServedModel:
         """The model of a name, with or without the tag that Ollama's clients add; ApiError where there is none."""
@@ -166,7 +172,7 @@ class ServedModels(Front):
 
 
 class ModelDispatcher:
-    """Hands requests for `api` paths to the application of their model; all others go to `app`.
+    """Hands requests to the application of their model, those with `methods_of` their path; all others go to `app`.
 
     A body names its model in the field `model`, an address as ?model=NAME.
     """
@@ -175,7 +181,7 @@ class ModelDispatcher:
         self.app, self.models, self.methods_of = app, models, methods_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self.methods_of(scope["path"]):
+        if scope["type"] != "http" or scope["method"] not in self.methods_of(scope["path"]):
             await self.app(scope, receive, send)
             return
         body, name = None, parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[-1]

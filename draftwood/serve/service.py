@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +28,6 @@ from draftwood.serve.metrics import ServerMetrics
 from draftwood.serve.public import PublicView
 from draftwood.serve.settings import ServeSettings
 
-LOAD_SECONDS = 1.0  # between reports of the load
 POOL_THREADS = 2  # the computer's cores are for the models
 MAX_INLINE_VALUES = 2048  # values of an answer (such as log-probabilities) that are written in a thread
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -119,6 +117,9 @@ class Service(Front):
         for pool in (self.prompts, self.texts, self.conversations, self.grammars, self.answers):
             pool.close()
 
+    def load(self) -> dict[str, float]:
+        return self.metrics.load()
+
     def client_error(self, error: BaseException) -> ApiError:
         """An error as a client may read it: without paths of this machine or advice that only its owner can follow."""
         raw, text = api_error(error), self.public.sentence(str(error))
@@ -167,13 +168,6 @@ class Service(Front):
 
         if options.get("structured") is not None:
             await self.grammars.run(compile_)
-
-    async def load(self) -> AsyncIterator[str]:
-        """Server-sent events of the load, until the server is about to end."""
-        while not self.draining.is_set():
-            yield f"event: load\ndata: {json.dumps(self.metrics.load())}\n\n"
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.draining.wait(), LOAD_SECONDS)
 
     async def scores(self, prompts: Sequence[Prompt], top: int | None) -> list[PromptScores]:
         """Each prompt with its log-probabilities and the `top` most probable tokens; None: without any of them."""

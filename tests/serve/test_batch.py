@@ -110,6 +110,13 @@ def test_what_is_wrong_with_a_line_is_its_answer(engine: Engine, tmp_path: Path)
     assert found["model"]["error"]["code"] == "model_not_found"
 
 
+def test_a_default_streams_nothing(engine: Engine, tmp_path: Path) -> None:
+    source = written(tmp_path / "requests.jsonl", COMPLETION, {**COMPLETION, "stream": False})
+    outcome = run(engine, source, tmp_path / "out.jsonl", defaults={"stream": True})
+    assert (outcome.answered, outcome.failed) == (2, 1)
+    assert "leave out stream" in answers(tmp_path / "out.jsonl")["line-1"]["error"]["message"]
+
+
 def test_what_is_there_is_not_asked_again(engine: Engine, tmp_path: Path) -> None:
     """A torn last line is repaired, and finished answers stay as they are."""
     lines = [{"custom_id": f"{i}", **COMPLETION, "seed": i} for i in range(6)]

@@ -105,6 +105,16 @@ def test_ollama_texts(llama: ollama.Client, caller: Running) -> None:
         llama.chat("llama3", HI)
 
 
+@pytest.mark.parametrize("limit", [-2, -1, 0])
+def test_ollama_texts_without_a_limit(llama: ollama.Client, caller: Running, limit: int) -> None:
+    for raw in (False, True):
+        texts = [
+            llama.generate(caller.service.name, "hi", options={"seed": 1, **more}, raw=raw).response
+            for more in ({}, {"num_predict": limit})
+        ]
+        assert texts[0] == texts[1]
+
+
 def test_ollama_tools(llama: ollama.Client, caller: Running) -> None:
     """Calls come whole, with their arguments as an object; a grammar in `format` would forbid them."""
 

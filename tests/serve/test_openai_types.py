@@ -27,7 +27,7 @@ BEYOND = {  # fields that are not OpenAI's: vLLM's, and ours
 }
 ASKED = {"n": 2, "seed": 1, "temperature": 0.9, "top_p": 0.9, "stop": ["\n"], "user": "u", "logit_bias": {"5": 1}}
 ASKED |= {"presence_penalty": 0.1, "frequency_penalty": 0.1, "max_tokens": 8}
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+STREAM = {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}
 JSON = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}, "strict": True}}
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 COMPLETION = {"model": "m", "prompt": "ab", "logprobs": 2, "best_of": 2, "echo": True, **ASKED}
@@ -60,6 +60,7 @@ def test_requests(ours: type[GenerationRequest], theirs: Any, more: set[str], bo
     assert set(body) <= known
     TypeAdapter(theirs).validate_python(body)
     ours.model_validate_json(json.dumps(body))
+    ours.model_validate(dict.fromkeys(known) | body)  # what is null asks for nothing, whether it is known here or not
 
 
 def of(kind: Any, document: Any) -> None:
@@ -80,7 +81,8 @@ def test_answers(served: Running, speculation: Any) -> None:
         of(ChatCompletionChunk, chunk)
     asked = {"input": "hi", "max_output_tokens": 6, "seed": 1, "speculation": speculation}
     of(Response, served.post("/v1/responses", **asked, include=RESPONSE["include"], top_logprobs=1))
-    lines = served.client.post("/v1/responses", json={**asked, "stream": True}).text.splitlines()
+    asked |= {"stream": True, "stream_options": {"include_obfuscation": False}}
+    lines = served.client.post("/v1/responses", json=asked).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert len(events) > 6
     for event in events:

@@ -96,7 +96,12 @@ def test_streamed_thoughts_are_items(caller: Running) -> None:
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "needs name"),
         ({"input": [{"content": "x"}]}, "needs role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image cannot be read"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: nothing is stored here; send all of it as input"),
+        ({"conversation": {"id": "conv_1"}}, "conversation: nothing is stored here"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt: nothing is stored here"),
+        ({"max_tool_calls": 3}, "there is no field 'max_tool_calls'"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options are for streams"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "not padded here"),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else "",
 )

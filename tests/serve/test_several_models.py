@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,19 @@ def test_endpoints(several: Several) -> None:
     assert json.loads(client.get("/openapi.json").text)["paths"][COMPLETIONS]
 
 
+def test_the_load_is_told_while_models_come_and_go(several: Several) -> None:
+    """An open page loads no model and keeps none; its figures are sums over those that are loaded."""
+    with several.client.stream("GET", "/v1/forest") as answer:
+        told = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        assert next(told)["running"] == 0 and not several.loaded
+        for name in several.models.models:
+            several.text(name)
+        assert several.loaded == {"two", "org/three"}
+        assert any(one["tokens"] == 2 * 12 for one in islice(told, 9))
+    rounds = several.client.post("/v1/forest", json={"model": "two", "prompt": PROMPT, "max_tokens": 2})
+    assert rounds.status_code == 200 and rounds.text.startswith("event: start")
+
+
 def test_streams(several: Several) -> None:
     other = openai.OpenAI(base_url=f"{several.url}/v1", api_key="k", max_retries=0)
     for name in ("two", "one"):
@@ -181,6 +196,19 @@ def test_a_model_that_cannot_be_loaded(places: dict[str, str], tmp_path: Path, c
 def test_refusals(command: Command, target: Path, arguments: list[str], told: str) -> None:
     outcome = command("serve", "--port", 0, *(one.format(target=target) for one in arguments))
     assert outcome.code == 2 and told in outcome.err, outcome.err
+
+
+def test_one_name_is_not_for_several_models(target: Path) -> None:
+    models = served_models([f"one={target}"], ModelOptions(), None)
+    with pytest.raises(ConfigurationError, match="name each by --model NAME=PATH"):
+        ServedModels(models, ServeSettings(served_model_name="two"), 1 << 30)
+
+
+def test_a_model_without_drafts(copy_of_target: Path, draft: Path) -> None:
+    """`draft=none`, as of --draft, leaves alone what is beside the weights."""
+    shutil.copytree(draft, copy_of_target / "draft")
+    (model,) = served_models([f"one={copy_of_target},draft=none"], ModelOptions(), None)
+    assert not model.load().drafts and model.bytes == checkpoint_bytes(str(copy_of_target))
 
 
 def test_sizes(target: Path) -> None:

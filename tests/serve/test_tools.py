@@ -181,7 +181,7 @@ def test_fields_that_clients_send(caller: Running) -> None:
             "image_url cannot be read",
         ),
         ({"tool_choise": 1}, "did you mean 'tool_choice'?"),
-        ({"max_tokens": 0, "echo": True}, "there is no field 'echo'"),
+        ({"max_tokens": 1, "echo": True}, "there is no field 'echo'"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
