@@ -55,6 +55,7 @@ class EvalPlan:
             ],
             "sampling": self.sampling.model_dump(mode="json"),
             "seeds": list(self.seeds),
+            "seeded": "by item and turn",  # earlier directories: all requests of a seed with it alone
         }
 
     def extends(self, there: Mapping[str, Any], engine: Engine) -> bool:
@@ -99,6 +100,14 @@ class EvalJob:
     @property
     def key(self) -> str:
         return key_of(self.instance.hash, self.place, self.method.as_dict(), self.seed)
+
+    def request_seed(self, turn: int) -> int:
+        """The seed of a turn's request, the same for all methods.
+
+        Another for each item: with one for all of them, their tokens would be drawn with the same random numbers, so
+        that items would not be independent, as the intervals take them to be.
+        """
+        return int(digest([self.instance.hash, self.seed, turn])[:15], 16)
 
 
 @dataclass(slots=True)
@@ -159,15 +168,16 @@ class Runner:
             "instance": instance.hash,
             "method": job.number,
             "seed": job.seed,
+            "request_seeds": [job.request_seed(turn) for turn in range(len(instance.turns))],
         }
         results: list[GenerationResult] = []
         seconds = 0.0
         try:
             self._settle()
             self.meter.start()
-            for _ in instance.turns:
+            for turn in range(len(instance.turns)):
                 answers = [result.text for result in results]
-                result, took = self._decode(job, instance.prompt(answers), instance.max_new_tokens)
+                result, took = self._decode(job, instance.prompt(answers), instance.max_new_tokens, turn)
                 results.append(result)
                 seconds += took
             record["joules"] = self.meter.stop()
@@ -193,14 +203,16 @@ class Runner:
             return {**record, "status": "failed", "stage": "score", "error": named(error)}
         return {**record, "status": "ok", "scores": scores}
 
-    def _decode(self, job: EvalJob, prompt: str | list[dict[str, str]], limit: int) -> tuple[GenerationResult, float]:
+    def _decode(
+        self, job: EvalJob, prompt: str | list[dict[str, str]], limit: int, turn: int = 0
+    ) -> tuple[GenerationResult, float]:
         """A result, and seconds from token ids to token ids."""
         tokens = self.engine.tokens(prompt)
         limit = min(limit, job.instance.max_new_tokens)
         sampling, stop = self.plan.sampling, job.instance.stop
         with self.engine.scheduler.prefixes.off():
             began = perf_counter()
-            result = self.engine.generate(tokens, job.method, sampling, limit, job.seed, stop=stop)
+            result = self.engine.generate(tokens, job.method, sampling, limit, job.request_seed(turn), stop=stop)
             self._settle()
             return result, perf_counter() - began
 

@@ -92,7 +92,8 @@ def test_every_method_item_and_seed_is_run_once_and_recorded(engine: Engine, tmp
     assert document == json.loads((tmp_path / "summary.json").read_text("utf-8"))
     line = next(line for line in lines if line["task"] == "colours" and line["item"] == "2" and line["seed"] == 1)
     instance = wanted.tasks[0][1][2]
-    result = engine.generate(instance.turns[0], wanted.methods[line["method"]], wanted.sampling, 6, 1)
+    (seed,) = line["request_seeds"]
+    result = engine.generate(instance.turns[0], wanted.methods[line["method"]], wanted.sampling, 6, seed)
     assert line["output"] == result.text and line["tokens"] == len(result.tokens)
     assert line["instance"] == instance.hash and line["scores"]["length"] == len(result.text)
     assert line["rounds"]["rounds"] == result.metrics.rounds and line["rounds"]["drafted"] == result.metrics.drafted
@@ -100,6 +101,9 @@ def test_every_method_item_and_seed_is_run_once_and_recorded(engine: Engine, tmp
     assert line["nats"] == pytest.approx(-sum(result.logprobs)) and line["seconds"] > 0
     prompts = {(line["task"], line["item"], line["prompt_hash"]) for line in lines if line["task"] == "colours"}
     assert len(prompts) == 5  # all methods and seeds got the same prompts
+    seeds = {(line["task"], line["item"], line["seed"]): tuple(line["request_seeds"]) for line in lines}
+    assert all(seeds[line["task"], line["item"], line["seed"]] == tuple(line["request_seeds"]) for line in lines)
+    assert len({each for turns in seeds.values() for each in turns}) == 2 * (5 + 2)  # of each item and turn its own
 
 
 def test_the_second_turn_hears_the_first_answer(engine: Engine, tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_the_second_turn_hears_the_first_answer(engine: Engine, tmp_path: Path) 
         first, second = line["output"]
         method = plan(Talk()).methods[line["method"]]
         prompt = f"Story: A kite flew.{first}\n\nStory: It was lost."
-        assert second == engine.generate(prompt, method, SamplingParams(), 6, 3).text
+        assert second == engine.generate(prompt, method, SamplingParams(), 6, line["request_seeds"][1]).text
         assert line["tokens"] == 12 and len(line["finish"]) == 2
 
 
