@@ -4,7 +4,7 @@ recipes.shared_prompts DATA OUT`.
 DATA holds alpaca, gsm8k, humaneval, mt_bench, spec_bench, squad and xsum as .jsonl, a directory each. OUT gets
 `train.jsonl`, and `held-out/KIND.jsonl` with twenty prompts of each kind, of which none is trained on. All are users'
 messages, for the model's chat template. `papers/prompts.jsonl` has those of `train.jsonl` that EESD's tables do not ask
-(`python -m benchmarks.papers eesd`, up to 60 items a task), `papers/given.jsonl` given texts likewise.
+(`python -m benchmarks.papers eesd --items 59`: of 60 rows one is the example); `papers/given.jsonl` has given texts.
 """
 
 from __future__ import annotations
