@@ -60,7 +60,7 @@ def bench(
         chosen = parse_methods("autoregressive", settings)
         chosen += [engine.default_method] if engine.default_method not in chosen else []
     texts = _prompts(engine, prompts, max_new_tokens)
-    room = min([engine.target.context, *(model.context for model in engine.drafts)]) - 1
+    room = engine.context - 1
     steps = count()
     with progress(output.color, total=(repeat + 1) * (len(chosen) + 1), live=False) as update:
         tests = speed_tests(

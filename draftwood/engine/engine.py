@@ -20,6 +20,7 @@ from draftwood.engine.results import GenerationResult
 from draftwood.engine.scoring import PromptScores
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
+from draftwood.methods.base import trained_head
 from draftwood.models.base import CausalModel
 from draftwood.models.delegate import undelegated
 from draftwood.models.memory_budget import MemoryBudget, free_bytes
@@ -121,6 +122,12 @@ class Engine:
     def default_method(self) -> Method:
         """The method of requests that name none: the best one for the models that there are."""
         return self.builder.default_method()
+
+    @property
+    def context(self) -> int:
+        """The most tokens that the target and all drafts that read them can hold; Medusa heads read none."""
+        drafts = (draft.context for draft in self.drafts if trained_head(draft) != "heads")
+        return min([self.target.context, *drafts])
 
     @property
     def broken(self) -> str | None:

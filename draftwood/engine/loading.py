@@ -320,9 +320,7 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
     if how.compile and how.backend == "native":
         raise ConfigurationError("compile is for the backend pytorch, and native needs none; leave out one of both")
     if how.kv_dtype != "auto" and how.compile:
-        raise ConfigurationError(
-            "compiled forwards store keys and values in their dtype; leave out kv_dtype or compile"
-        )
+        raise ConfigurationError("compiled forwards keep keys and values in their dtype; leave out kv_dtype or compile")
     if how.quantize and how.compile:
         raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
     if how.processes > 1 and (how.compile or how.backend == "native"):
@@ -392,9 +390,7 @@ def _adapter() -> Any:
     try:
         return import_module("draftwood.models.hf")
     except ImportError as error:
-        raise ConfigurationError(
-            f"{error}; running models through transformers needs the extra draftwood[hf]"
-        ) from error
+        raise ConfigurationError(f"{error}; models of transformers need the extra draftwood[hf]") from error
 
 
 def _name(source: ModelSource) -> str:

@@ -83,8 +83,7 @@ def prompts_of(source: str, count: int, seed: int = 0, chat: bool = False) -> li
 
 def fitted(engine: Engine, texts: Sequence[Prompt], room: int) -> list[list[int]]:
     """Token ids of texts, the last ones of a text that is too long to leave `room` tokens of every context."""
-    contexts = [engine.target.context, *(model.context for model in engine.drafts)]
-    max_tokens = min(contexts) - room - 1
+    max_tokens = engine.context - room - 1
     if max_tokens < 1:
-        raise RequestError(f"{room} new tokens fill a context of {min(contexts)}; lower --max-new-tokens")
+        raise RequestError(f"{room} new tokens fill a context of {engine.context}; lower --max-new-tokens")
     return [engine.tokens(text)[-max_tokens:] for text in texts]

@@ -11,7 +11,9 @@ from ledger import lent
 
 import draftwood
 from draftwood import ConfigurationError, Engine, ModelError, RequestError, TabularModel
+from draftwood.engine.loading import EMBEDDED
 from draftwood.models.base import CausalModel
+from draftwood.train.prompts import fitted
 
 
 @pytest.fixture
@@ -195,6 +197,18 @@ def test_an_engine_takes_the_best_of_what_is_there(tmp_path: Path, caplog: pytes
     assert len({tuple(result.tokens) for result in found.values()}) == 1
     shutil.copy(embedded / "heads" / "heads.safetensors", target / "exit" / "exit.safetensors")
     assert draftwood.load(target).default_method.name == "eagle" and "exit is left alone" in caplog.text
+
+
+def test_heads_that_read_no_tokens_limit_none() -> None:
+    """Medusa heads have two places of their own; training, tuning and benchmarks asked for prompts of no token."""
+    heads = EMBEDDED / "target" / "heads"
+    for drafts in ([heads], [EMBEDDED / "draft", heads]):
+        engine = draftwood.load(EMBEDDED / "target", drafts)
+        assert engine.context == engine.target.context > 100 > engine.drafts[-1].context
+        assert fitted(engine, ["Story: In Corfe"], 8) == [engine.tokens("Story: In Corfe")]
+    law = [0.5, 0.5]
+    short = draftwood.load(TabularModel(lambda prefix: law, 2), TabularModel(lambda prefix: law, 2, context=40))
+    assert short.context == 40 < short.target.context
 
 
 def test_only_models_are_loaded() -> None:
