@@ -146,15 +146,6 @@ def test_fields_that_need_others(served: Running) -> None:
         assert (status, error["param"]) == (400, param), error
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_a_reply_has_a_token(served: Running, field: str) -> None:
-    hi = [{"role": "user", "content": "hi"}]
-    for path in (CHAT, FOREST):
-        status, error = served.refused(path, messages=hi, **{field: 0})
-        assert status == 400 and error["message"] == f"{field}: must be -1, or must be at least 1"
-    assert served.post(CHAT, messages=hi, **{field: 1})["usage"]["completion_tokens"] == 1
-
-
 def test_bodies_that_are_no_requests(served: Running) -> None:
     deep = "[" * 100_000
     for content in (

@@ -1,4 +1,4 @@
-"""vLLM's fields of requests, and what is written for them: prompts' log-probabilities, cut prompts, stop strings."""
+"""Fields of requests, vLLM's above all, and what is written for them: log-probabilities, cut prompts, stop strings."""
 
 from __future__ import annotations
 
@@ -136,3 +136,11 @@ def test_waiting_requests_begin_by_priority(target: Any) -> None:
     while not all(task.done for task in tasks):
         engine.scheduler.step()
     assert begun == [-1, -1, 0, 2, 5]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_reply_has_a_token(served: Running, field: str) -> None:
+    for path in (CHAT, "/v1/forest"):
+        status, error = served.refused(path, messages=HI, **{field: 0})
+        assert status == 400 and error["message"] == f"{field}: must be -1, or must be at least 1"
+    assert served.post(CHAT, messages=HI, **{field: 1})["usage"]["completion_tokens"] == 1
