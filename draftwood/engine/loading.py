@@ -390,7 +390,7 @@ def _adapter() -> Any:
     try:
         return import_module("draftwood.models.hf")
     except ImportError as error:
-        raise ConfigurationError(f"{error}; models of transformers need the extra draftwood[hf]") from error
+        raise ConfigurationError(f"{error}; a model of transformers needs the extra draftwood[hf]") from error
 
 
 def _name(source: ModelSource) -> str:

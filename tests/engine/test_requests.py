@@ -217,7 +217,7 @@ def test_help_shows_every_keyword_and_no_inner_part() -> None:
     assert public == {
         *("generate", "stream", "batch", "as_completed", "explain", "score", "method", "tokens", "default_method"),
         *("set_draft_models", "reset_prefix_cache", "forget_answers", "memory", "prefix_hit_rate", "compile_seconds"),
-        *("broken", "tokenizer", "end_tokens", "weight_bytes"),
+        *("broken", "tokenizer", "end_tokens", "weight_bytes", "context"),
     }
 
 
