@@ -4,7 +4,8 @@ recipes.shared_prompts DATA OUT`.
 DATA holds alpaca, gsm8k, humaneval, mt_bench, spec_bench, squad and xsum as .jsonl, a directory each. OUT gets
 `train.jsonl`, and `held-out/KIND.jsonl` with twenty prompts of each kind, of which none is trained on. All are users'
 messages, for the model's chat template. `papers/prompts.jsonl` has those of `train.jsonl` that EESD's tables do not ask
-(`python -m benchmarks.papers eesd --items 59`: of 60 rows one is the example); `papers/given.jsonl` has given texts.
+(`python -m benchmarks.papers eesd --items 100 --items HumanEval=60`, behind a row that is the example);
+`papers/given.jsonl` has given texts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.util.safe_parsing import parse_json, read_text
 
 PER_KIND = 20
-ASKED = 60  # items of a task that a table may ask
+ASKED = {"gsm8k": 101, "humaneval": 61}  # rows that a table may ask or show as the example
 CODE = "Complete this Python function.\n\n```python\n{}```"
 Rows = list[dict[str, Any]]
 
@@ -55,15 +56,16 @@ def split(data: Path) -> tuple[list[str], Mapping[str, list[str]]]:
 
 
 def for_papers(data: Path) -> tuple[list[str], Rows]:
-    """The messages to train EESD's exit on, and given texts: nothing of the first ASKED items that its tables ask."""
+    """The messages to train EESD's exit on, and given texts: nothing of the ASKED rows that its tables ask."""
+    questions_asked, code_asked = ASKED["gsm8k"], ASKED["humaneval"]
     maths, code, talks = (read(data, name) for name in ("gsm8k", "humaneval", "mt_bench"))
-    questions = [row["question"] for row in maths[:ASKED]]
-    asked = {*(CODE.format(row["prompt"]) for row in code[:ASKED]), *(row["turns"][0] for row in talks)}
+    questions = [row["question"] for row in maths[:questions_asked]]
+    asked = {*(CODE.format(row["prompt"]) for row in code[:code_asked]), *(row["turns"][0] for row in talks)}
     kept = [text for text in split(data)[0] if text not in asked and not any(one in text for one in questions)]
-    pairs = [(row["question"], row["solution"]) for row in maths[ASKED:]]
+    pairs = [(row["question"], row["solution"]) for row in maths[questions_asked:]]
     pairs += [(row["prompt"], row["reference"]) for row in read(data, "alpaca")]
     given: Rows = [{"messages": [said("user", asks), said("assistant", answers)]} for asks, answers in pairs]
-    given += [{"text": row["prompt"] + row["canonical_solution"]} for row in code[ASKED:]]
+    given += [{"text": row["prompt"] + row["canonical_solution"]} for row in code[code_asked:]]
     given += [{"text": text} for text in dict.fromkeys(row["context"] for row in read(data, "squad"))]
     random.Random(0).shuffle(given)
     return kept, given

@@ -56,7 +56,7 @@ def test_what_is_held_out_is_not_trained_on(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_papers_ask_is_not_trained_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prompts, "ASKED", 5)
+    monkeypatch.setattr(shared_prompts, "ASKED", {"gsm8k": 5, "humaneval": 4})
     write(data, tmp_path)
     train, own, given = (
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text("utf-8").splitlines()]
@@ -64,10 +64,10 @@ def test_what_the_papers_ask_is_not_trained_on(data: Path, tmp_path: Path, monke
     )
     left = [row for row in train if row not in own]
     asked = {f"What is {i} and {i}?" for i in range(5)} | {f"Write {i}." for i in range(12)}
-    asked |= {shared_prompts.CODE.format(f"def f{i}():\n") for i in range(5)}
+    asked |= {shared_prompts.CODE.format(f"def f{i}():\n") for i in range(4)}
     assert {row["messages"][0]["content"] for row in left} == asked - {"Write 0.", "Write 4."}  # these are held out
-    assert len(given) == 25 + 1 + 25 + 1 and {"text": "There."} in given
-    assert not any(f"def f{i}():" in json.dumps(given) for i in range(5))
+    assert len(given) == 25 + 1 + 26 + 1 and {"text": "There."} in given
+    assert not any(f"def f{i}():" in json.dumps(given) for i in range(4))
 
 
 def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
