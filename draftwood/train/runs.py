@@ -73,7 +73,8 @@ def prepare(
     model = checkpoint.load(directory, dtype, place, packed=False)
     kind.settled(model, settings).check(rank.count)  # before texts are read
     end, context = min(checkpoint.end_tokens(directory), default=0), min(source.context, model.context)
-    texts = read_texts(data, Tokenizer.load(directory), end, context, source.rows, source.held_out, settings.seed)
+    sizes = context, source.rows, source.held_out
+    texts = read_texts(data, Tokenizer.load(directory), end, *sizes, settings.seed, model.vocab_size)
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     packed = checkpoint.load(directory, dtype, place) if place == "cpu" and not model.recurrent_shapes else None
     reader = PackedReader(packed) if packed is not None and packed.by_program else None

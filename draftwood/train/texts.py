@@ -47,12 +47,20 @@ class Texts:
 
 
 def read_texts(
-    data: str, tokenizer: Tokenizer, end: int, context: int, rows: int, held_out: int, seed: int = 0
+    data: str,
+    tokenizer: Tokenizer,
+    end: int,
+    context: int,
+    rows: int,
+    held_out: int,
+    seed: int = 0,
+    vocabulary: int | None = None,
 ) -> Texts:
     """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file; `end` is put between texts.
 
     A .jsonl file has an object with text, messages or tokens in each line; any other file is one text. Every twentieth
-    text, or piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used.
+    text, or piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used, and for tokens
+    of a file that are not below `vocabulary`.
     """
     if data == CORPUS:
 
@@ -66,7 +74,7 @@ def read_texts(
     path = Path(data)
     pieces = [
         piece[start : start + context]
-        for piece in documents_of(path, tokenizer, end)
+        for piece in documents_of(path, tokenizer, end, vocabulary)
         for start in range(0, len(piece), context)
     ]
     if len(pieces) < 2:
@@ -84,9 +92,16 @@ def read_texts(
     return Texts(train, held_out_rows, sha256(path.read_bytes()).hexdigest()[:16], end)
 
 
-def documents_of(path: Path, tokenizer: Tokenizer, end: int) -> Iterator[list[int]]:
-    """Token ids of each text of a file, with `end` behind it."""
-    return ([*tokens, end] for tokens in texts_of(path, tokenizer) if tokens)
+def documents_of(path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None) -> Iterator[list[int]]:
+    """Token ids of each text of a file, with `end` behind it; ConfigurationError for one beyond the `vocabulary`."""
+    for tokens in texts_of(path, tokenizer):
+        if vocabulary is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise ConfigurationError(
+                f"{path} has tokens outside of the model's vocabulary of {vocabulary}; "
+                "give text, or tokens of this model"
+            )
+        if tokens:
+            yield [*tokens, end]
 
 
 def _array(rows: Iterator[list[int]], context: int) -> Tokens:

@@ -200,6 +200,8 @@ def test_what_cannot_be_trained_is_one_sentence(command: Command, target: Path, 
     (tmp_path / "wrong.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
     (tmp_path / "broken.jsonl").write_text('{"text": "good"}\n{"text": \n')
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    (tmp_path / "above.jsonl").write_text('{"tokens": [1, 2]}\n{"tokens": [1, 1099511627776]}\n')
+    (tmp_path / "below.jsonl").write_text('{"tokens": [-1]}\n')
     out = tmp_path / "exit"
     for flags, sentence in (
         (("--layers", 2), "an exit after layer 2 does not fit a target of 2 layers; give 1 to 1"),
@@ -211,6 +213,8 @@ def test_what_cannot_be_trained_is_one_sentence(command: Command, target: Path, 
         (("--data", tmp_path / "wrong.jsonl"), "wrong.jsonl, line 2, has neither text nor messages nor tokens"),
         (("--data", tmp_path / "broken.jsonl"), "broken.jsonl, line 2, is not JSON"),
         (("--data", tmp_path / "bytes.txt"), "is not valid UTF-8"),
+        (("--data", tmp_path / "above.jsonl"), "has tokens outside of the model's vocabulary of"),
+        (("--data", tmp_path / "below.jsonl"), "has tokens outside of the model's vocabulary of"),
         (("--distill", 1.5), "--distill is 1.5, but must be at most 1"),
         (("--steps", 0), "--steps is 0, but must be at least 1"),
         (("--rate", 0), "--rate is 0.0, but must be above 0"),
