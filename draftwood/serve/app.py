@@ -84,10 +84,16 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
 
 def create_models_app(models: ServedModels) -> FastAPI:
     """The same for several models."""
-    methods_of = _methods_of(_with_endpoints(None))  # type: ignore[arg-type]  # which is not asked
+    endpoints = _with_endpoints(None)  # type: ignore[arg-type]  # which is not asked
+    methods_of = _methods_of(endpoints)
     models.make = _model_application
     app = _application(models)
     _add_models(app, models)
+
+    @app.get("/openapi.json")
+    def openapi() -> dict[str, Any]:
+        return endpoints.openapi()
+
     own = _methods_of(app)
     _add_files(app)
     app.add_middleware(ModelDispatcher, models=models, methods_of=lambda path: methods_of(path) - own(path))

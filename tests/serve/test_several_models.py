@@ -118,6 +118,8 @@ def test_a_model_answers_before_it_goes(several: Several) -> None:
 def test_endpoints(several: Several) -> None:
     client = several.client
     assert client.get("/").status_code == 200 and not several.loaded  # the page needs no model
+    assert client.get("/openapi.json").json()["paths"][COMPLETIONS]["post"] and not several.loaded
+    assert client.post("/openapi.json").status_code == 405
     assert httpx.get(f"{several.url}/v1/models").status_code == 401
     assert httpx.post(f"{several.url}{COMPLETIONS}", json={"prompt": "a"}).status_code == 401 and not several.loaded
     for path in ("/health", "/ready", "/version"):
@@ -145,7 +147,6 @@ def test_endpoints(several: Several) -> None:
     text = client.get("/metrics").text
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert 'vllm:num_requests_running{model_name="two"}' in text and 'model_name="one"' in text
-    assert json.loads(client.get("/openapi.json").text)["paths"][COMPLETIONS]
 
 
 def test_the_load_is_told_while_models_come_and_go(several: Several) -> None:
