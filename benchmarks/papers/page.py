@@ -89,12 +89,20 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
     for document in results:
         known: dict[str, list[str]] = {}
         for part in document["parts"]:
-            about = f"`{part['made_by']}`, {source(part['environment'])}; {amount(**part['size'])}"
+            size = part["size"] | {"items": asked(document, part["part"])}
+            about = f"`{part['made_by']}`, {source(part['environment'])}; {amount(**size)}"
             about = "; ".join([about, *(note.rstrip(".") for note in part["notes"] if note.endswith(SHOWN))])
             known.setdefault(about, []).append(part["part"])
         lines += [f"- {document['pair']} ({', '.join(parts)}): {about}." for about, parts in known.items()]
     scale = papers()[results[0]["paper"]].scale if results else None
     return "\n".join([*lines, f"- the paper: {amount(**scale.model_dump())}."] if scale else lines)
+
+
+def asked(document: Mapping[str, Any], part: str) -> int | dict[str, int] | None:
+    """The items of each task that a part has asked: one number where they are as many."""
+    rows = [row for row in document["tables"]["rows"] if row["sweep"] == part]
+    counts = {row["task"]: row["tokens/s"]["n"] for row in rows}
+    return counts.popitem()[1] if len({*counts.values()}) == 1 else counts or None
 
 
 def amount(items: int | Mapping[str, int] | None, seeds: int | None, tokens: int | None) -> str:

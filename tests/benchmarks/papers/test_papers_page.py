@@ -9,7 +9,7 @@ from pydoc import locate
 
 import pytest
 
-from benchmarks.papers.page import RESULTS, amount, documents, filled, here_cell, paper_cell, verdict
+from benchmarks.papers.page import RESULTS, amount, asked, documents, filled, here_cell, paper_cell, verdict
 from draftwood.cli.main import made
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +53,13 @@ def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_row(name: str
 def test_the_page_says_how_much_was_measured_and_attributes_nothing_falsely() -> None:
     for name in SECTIONS:
         for document in documents(name):
-            sizes = [amount(**part["size"]) for part in document["parts"]]
-            assert sizes and all(each in SECTIONS[name] for each in sizes)
+            sizes = [part["size"] | {"items": asked(document, part["part"])} for part in document["parts"]]
+            assert sizes and all(amount(**each) in SECTIONS[name] for each in sizes)
+    rows = [{"sweep": "a", "task": task, "tokens/s": {"n": n}} for task, n in (("X", 4), ("Y", 4), ("X", 4))]
+    document = {"tables": {"rows": [*rows, {"sweep": "b", "task": "X", "tokens/s": {"n": 3}}]}}
+    assert (asked(document, "a"), asked(document, "b"), asked(document, "c")) == (4, 3, None)
+    document["tables"]["rows"][1]["tokens/s"]["n"] = 2  # asked for 4, but the data set has 2
+    assert asked(document, "a") == {"X": 4, "Y": 2}
     for page in (ROOT / "docs" / "papers.md", ROOT / "docs" / "results.md", ROOT / "docs" / "evaluation.md"):
         text = page.read_text("utf-8")
         false = "full[- ]scale|not reached|median of ratios|independent initial|Core i7|estimated? joule"
