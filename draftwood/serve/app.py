@@ -90,7 +90,7 @@ def create_models_app(models: ServedModels) -> FastAPI:
     app = _application(models)
     _add_models(app, models)
 
-    @app.get("/openapi.json")
+    @app.api_route("/openapi.json", methods=["GET", "HEAD"])
     def openapi() -> dict[str, Any]:
         return endpoints.openapi()
 
