@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from draftwood.errors import Overloaded
-from draftwood.runtime.cost import Curve
+from draftwood.runtime.cost import PIECE_FACTOR, Curve
 from draftwood.runtime.executor import PartialRun
 from draftwood.runtime.policy import Policy, Wanted
 from draftwood.runtime.task import DecodingTask
@@ -93,7 +93,8 @@ def allocate_rows(tasks: Sequence[DecodingTask[Any]], policy: Policy, curve: Cur
     if len(asking) > 1:
         asking.sort(key=lambda each: each[0].last_pass)
     rows = [Wanted(len(pending.rows), len(pending.run.nodes), task.call) for task, pending in asking]
-    on_cpu = all([pending.run.session.cache.device.type == "cpu" for _, pending in asking[:1]])
+    many = sum([each.rows for each in rows]) > PIECE_FACTOR  # fewer are computed whole, whatever they cost
+    on_cpu = many and asking[0][1].run.session.cache.device.type == "cpu"
     limits = policy.limits(rows, curve.seconds, curve.piece_rows if on_cpu else None)
     chosen = [TaskRows(*each, limit) for each, limit in zip(asking, limits, strict=True) if limit or not each[1].rows]
     for part in chosen:
