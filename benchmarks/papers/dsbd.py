@@ -46,6 +46,8 @@ def beams(study: Study) -> None:
         if of in result.labels and over in result.labels:
             ratio = result.faster(of, over, ["Spider"])
             study.compare("Figure 8", f"Spider: speed of {of} over t=0.7", (1.0, None), ratio)
+            ratio = result.perplexity(of, over, ["Spider"])
+            study.compare("Figure 8", f"Spider: perplexity of {of} over t=0.7", (1.0, None), ratio)
     for task in result.tasks:
         of = "dsbd, W_S=6, t=0.9, gamma=3"
         layers = result.measure("layers/predicted", task, of)

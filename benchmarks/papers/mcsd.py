@@ -26,7 +26,7 @@ TABLE_3: dict[str, dict[str, Paper]] = {
 TABLE_4: dict[str, Paper] = {"MT-Bench": (0.76, 0.93), "TriviaQA": (0.86, 0.96), "Alpaca": (0.80, 0.94)}
 MOST_SPEED_UP: Paper = (None, 1.90)  # abstract
 MOST_OVER_MCSD: Paper = (None, 1.275)
-OURS, LESS_LOSSY = "target-init. 2,4,3,1,1", "longest root 2,4,3,1,1"
+OURS, THREE, LESS_LOSSY = "target-init. 2,4,3,1,1", "target-init. 3,4,3,1,1", "longest root 2,4,3,1,1"
 
 
 def measure(study: Study) -> dict[str, Callable[[], None]]:
@@ -49,8 +49,11 @@ def trees(study: Study) -> None:
     for other, ends in ((PLAIN, MOST_SPEED_UP), ("mcsd 4,2,2,1", MOST_OVER_MCSD), ("mcsd 4,3,1,1", (None, None))):
         ratio = result.faster(OURS, other)
         study.compare("Figure 3, abstract", f"all tasks: speed of {OURS} over {other}", ends, ratio)
+    for label, other in ((OURS, PLAIN), (THREE, PLAIN), (THREE, OURS), (LESS_LOSSY, PLAIN)):
+        ratio, what = result.perplexity(label, other), f"all tasks: perplexity of {label} over {other}"
+        study.compare("Table 1", what, (1.0, None), ratio)
     for task in result.tasks:
-        for label in (OURS, "target-init. 3,4,3,1,1", LESS_LOSSY):
+        for label in (OURS, THREE, LESS_LOSSY):
             if (points := result.measure("points", task, label)) is not None and points["value"] is not None:
                 what = f"{task}: score of {label} above plain decoding's"
                 study.compare("Table 1", what, (None, 0.0), points, " points", 0.0)
@@ -84,15 +87,16 @@ def decisions(study: Study) -> dict[str, str]:
 
 
 def forks(study: Study) -> None:
-    """Table 3, Figures 5 to 8; decision models are trained first."""
+    """Table 3, Figures 5, 6 and 8; decision models are trained first."""
     result = study.run("forks", decisions(study))
     for label, paper in TABLE_3.items():
         for task, ends in paper.items():
             alpha = result.measure("alpha", task, label)
             study.compare("Table 3", f"{task}: alpha of {label}", ends, alpha, "", None)
+    study.compare("Figure 5", f"speed of fork W=16 over {PLAIN}", (1.0, None), result.faster("fork W=16", PLAIN))
     for width in (4, 16):
         label = f"fork W={width}"
-        study.compare("Figures 5 and 6", f"speed of {label} over W=1", (1.0, None), result.faster(label, "fork W=1"))
+        study.compare("Figure 6", f"speed of {label} over W=1", (1.0, None), result.faster(label, "fork W=1"))
         for kind in ("output", "hidden"):
             ratio = result.faster(f"{label}, decisions on {kind}", label)
             what = f"speed of {label} with decisions on {kind} over without"

@@ -46,7 +46,7 @@ def digits(finding: Mapping[str, Any]) -> str:
 
 def paper_cell(finding: Mapping[str, Any]) -> str:
     """1.50–1.90x, or the one end that the paper gives."""
-    low, high = (text(end, digits(finding)) for end in finding["paper"])
+    low, high = (text(end and end + 1e-9, digits(finding)) for end in finding["paper"])  # 1.275 is 1.28
     if not low and not high:
         return "–"
     ends = f"at most {high}" if not low else f"above {low}" if not high else low if low == high else f"{low}–{high}"

@@ -102,13 +102,28 @@ class Sweep:
 
         Of several tasks the geometric mean: each weighs alike. None where a method was left out.
         """
+        return self._compared(of, other, tasks, SECONDS, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
+
+    def perplexity(self, of: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
+        """The perplexity of answers under the target over that of another method's on the same items; as `faster`."""
+        return self._compared(of, other, tasks, NATS, lambda sums: np.exp(sums[1] / sums[0] - sums[3] / sums[2]))
+
+    def _compared(
+        self,
+        of: str,
+        other: str,
+        tasks: Sequence[str] | None,
+        figure: Callable[[Record], float],
+        ratio: Callable[[Array], Array],
+    ) -> Interval | None:
+        """A ratio of sums over items: tokens and a figure of one method, then of the other."""
         if not {of, other} <= self.entries.keys() or not {*(tasks or ())} <= {*self.tasks}:
             return None
         tables = []
         for task in tasks or self.tasks:
             sides = list(zip(*paired(self.of(of, task), self.of(other, task)), strict=True))
-            tables.append([per_item(side, each) for side in sides for each in (TOKENS, SECONDS)])
-        return of_tasks([table for table in tables if table], lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
+            tables.append([per_item(side, each) for side in sides for each in (TOKENS, figure)])
+        return of_tasks([table for table in tables if table], ratio)
 
     def apart(
         self, task: str, labels: Sequence[str], choose: Choose, of: Callable[[Array, Array], Array]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -67,6 +68,14 @@ def test_a_study_compares_methods_on_the_same_items_and_resumes(
     assert alone is not None and alone["value"] == pytest.approx(each[1])
     assert found.measure("speed-up", "SQuAD", PLAIN) is None is found.measure("speed-up", "SQuAD", "lost")
     assert found.measure("speed-up", "SQuAD", "chain") == pytest.approx(alone) and found.faster("lost", PLAIN) is None
+
+    def perplexity(number: int) -> float:
+        mine = [each for key, each in runs.items() if (key[0], key[2]) == ("qa", number)]
+        return math.exp(sum(each["nats"] for each in mine) / sum(each["tokens"] for each in mine))
+
+    less = found.perplexity("chain", PLAIN, ["SQuAD"])
+    assert less is not None and less["value"] == pytest.approx(perplexity(1) / perplexity(0))
+    assert found.perplexity("lost", PLAIN) is None
     assert 0 < found.value("alpha", "MT-Bench", "chain") <= 1 < found.value("tau", "MT-Bench", "chain")
     study.compare("Table 1", "speed", (1.0, None), both)
     tables = study.tables()
