@@ -29,7 +29,7 @@ Every number here comes from the files under `benchmarks/results`; `python -m be
 Each section names the command that repeats it. Ratios compare what took turns on the same prompts; in parentheses are
 95% bootstrap intervals over n items; sampled ones up to 28 November 2026, but for messages to SmolLM2, are of items
 that drew with the same random numbers, and can be too narrow. Compare times only between runs that name the same
-processor and kernels. A grown pair has the text and the acceptance of the embedded pair at the cost of a larger shape."""
+processor and kernels. A grown pair has the text and acceptance of the embedded pair at the cost of a larger shape."""
 
 SHOWN_LOADS = (1, 4, 16, 64)  # requests at once; beside other engines, in bfloat16, all are shown
 
