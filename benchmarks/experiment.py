@@ -33,6 +33,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "scores": "scores:MethodScores",
     "files": "files:Files",
     "draft-price": "draft_price:DraftPrice",
+    "source-choice": "source_choice:SourceChoice",
     "chat-prompts": "chat_prompts:ChatPrompts",
 }
 

@@ -18,7 +18,7 @@ def made(root: Path) -> dict[Path, str]:
         root / "docs/results.md": results.page(),
         first: filled(first, {"speed table": readme.speed_table(), "real model": readme.real_table()}),
         card: filled(card, model_card.tables()),
-        rules: filled(rules, {"rules": depth.table()}),
+        rules: filled(rules, {"rules": depth.table(), "choices": depth.choices()}),
         models: filled(models, {"files": files.table(), "mixtures": files.mixtures(), "hybrids": files.hybrids()}),
         serving: filled(serving, {"servers": servers.side_by_side(), "clients": servers.crowds()}),
         claims: papers.filled(contents(claims)),

@@ -58,6 +58,25 @@ load draft as if they were alone, which many at once pay for: `load_aware` is fo
     return "\n\n".join([markdown(pd.DataFrame(lines)), markdown(compared), conclusion, sources("draft-price")])
 
 
+def choices() -> str:
+    """Tokens per pass of each choice among sources, by costs; and which are shown to be other than `auto`."""
+    rows = frame("source-choice", "choices")
+    columns = {"choice": list(dict.fromkeys(rows["choice"]))}
+    for (draft, row), some in rows.groupby(["draft", "row"]):
+        found = some.set_index("choice")["tokens_per_pass"]
+        columns[f"{draft:g}, {row:g}"] = [text(found[choice], ends=True) for choice in columns["choice"]]
+    verdicts: dict[str, set[str]] = {"faster": set(), "slower": set()}
+    for each in rows.to_dict("records"):
+        low, high = each["to_auto"]["low"], each["to_auto"]["high"]
+        if (low > 1 or high < 1) and each["choice"] != rows["choice"].iloc[-1]:
+            verdicts["faster" if low > 1 else "slower"].add(each["choice"])
+    said = [
+        f"{which} with some of these costs: {', '.join(sorted(names)) or 'none'}" for which, names in verdicts.items()
+    ]
+    told = f"Of {rows['tokens'].iloc[0]:,} tokens. Shown to be, over the same texts, {'; '.join(said)}."
+    return "\n\n".join([markdown(pd.DataFrame(columns)), told, sources("source-choice")])
+
+
 def distances(cells: Mapping[DepthCell, Ratios]) -> pd.DataFrame:
     """Each rule's speed over that of the fastest one of a row: geometric mean, worst row, and how often it is near."""
     complete = {

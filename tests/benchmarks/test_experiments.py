@@ -13,12 +13,13 @@ import torch
 from benchmarks.bench import Bench
 from benchmarks.execute import chosen, execute
 from benchmarks.experiment import HERE, Experiment, ExperimentRun, find, load
-from benchmarks.kinds import peers
+from benchmarks.kinds import peers, source_choice
 from benchmarks.kinds.methods import MethodEntry, Methods, expanded
 from benchmarks.kinds.serving import Serving
 from benchmarks.pages.tables import documents
 from benchmarks.pairs import GROWN_REAL, PAIRS, RANDOM, REAL, Pair, pair
 from draftwood.depth import CONTROLLERS
+from draftwood.depth.auto import Auto
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.methods import Method
@@ -241,3 +242,25 @@ def test_small_loads_decode_as_many_requests_as_large_ones() -> None:
     serving = Serving(methods={"plain": {"name": "autoregressive"}}, requests=5)
     assert serving.batches([[1], [2], [3], [4]], 2) == [[[1], [2]], [[3], [4]], [[1], [2]]]
     assert serving.batches([[1], [2], [3], [4], [5], [6]], 6) == [[[1], [2], [3], [4], [5], [6]]]
+
+
+def test_choices_among_sources_walk_the_same_traces(tmp_path: Path) -> None:
+    rows = run("source-choice", tmp_path)["tables"]["choices"]
+    assert len(rows) == 5 * 3 and len({row["tokens"] for row in rows}) == 1
+    assert all(row["to_auto"]["value"] == 1 for row in rows if row["choice"] == "`auto`")
+    assert all(0 < row["tokens_per_pass"]["value"] <= 5 for row in rows)
+
+
+def test_a_choice_among_sources_learns_which_one_is_right() -> None:
+    right, wrong = [(True, 0.9)] * 4, [(False, 0.9)] * 4
+    costs = source_choice.Costs(0.1, 0.01)
+    model = source_choice.Trace([right] * 400, [[(False, 0.1)]] * 400)
+    copied = source_choice.Trace([wrong] * 400, [right] * 400)
+    for kind in source_choice.CHOICES:
+        for trace, price in ((model, 1.44), (copied, 1.04)):  # of a round of four drafts, five tokens
+            tokens, time = kind(costs, 4).walk(trace)
+            assert tokens == 400 and 400 / 5 * price <= time + 1e-9
+            assert time < 400 / 5 * price * 1.25, kind.name  # it finds out, soon
+    assert source_choice.Costs(0.1, 0.01).of(2, 3) == pytest.approx(1 + 0.05 + 0.3)
+    made = source_choice.drafted(Auto(4, lookup=True), costs, source_choice.Trace([wrong], [right]), 0)
+    assert (made.attempted, made.depth_accepted) == (4, 4) and made.time == pytest.approx(1.04)
