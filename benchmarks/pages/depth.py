@@ -73,7 +73,7 @@ def choices() -> str:
     said = [
         f"{which} with some of these costs: {', '.join(sorted(names)) or 'none'}" for which, names in verdicts.items()
     ]
-    told = f"Of {rows['tokens'].iloc[0]:,} tokens. Shown to be, over the same texts, {'; '.join(said)}."
+    told = f"Of {rows['tokens'].iloc[0]:,} tokens. Shown to be, but for hindsight, {'; '.join(said)}."
     return "\n\n".join([markdown(pd.DataFrame(columns)), told, sources("source-choice")])
 
 
