@@ -94,7 +94,13 @@ def sources(experiment: str) -> str:
 
 def source(environment: Mapping[str, Any]) -> str:
     """Machine, day and commit of a result file."""
-    return f"{machine(environment)}, {environment['began'][:10]}, commit {environment['git_commit'][:9]}"
+    return f"{machine(environment)}, {environment['began'][:10]}, commit {short(environment['git_commit'])}"
+
+
+def short(commit: str) -> str:
+    """A commit in nine letters, with what says that the tree had changes."""
+    name, plus, changes = commit.partition("+")
+    return name[:9] + plus + changes
 
 
 def machine(session: Mapping[str, Any]) -> str:

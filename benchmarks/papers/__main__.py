@@ -109,7 +109,13 @@ def measure(
             study = Study(settings, own, size, out, full, taught, batch, method or (), status.update, until)
             if study.over:
                 break
-            script.measure(study)[each]()
+            try:
+                script.measure(study)[each]()
+            except ConfigurationError as error:
+                if not study.over:
+                    raise
+                status.console.print(f"{each} is left out: {error}", soft_wrap=True)  # the other parts are kept
+                break
             about = {"items": size.items, "seeds": size.seeds, "tokens": size.tokens}
             result = {"part": each, "made_by": made_by(sys.argv[1:]), "size": about, **study.tables()}
             write(out / "parts" / f"{each}.json", result)

@@ -55,7 +55,8 @@ def beams(study: Study) -> None:
         if "beam sampling, W=4" not in result.labels:
             continue
         slots, one = (result.row(task, label)["decoding"]["peak_slots"] for label in ("beam sampling, W=4", PLAIN))
-        study.note(f"§3.4, {task}: 4 beams take {slots / one:.2f} times the cache slots of one sequence.")
+        if one:  # else time was over before any run of it
+            study.note(f"§3.4, {task}: 4 beams take {slots / one:.2f} times the cache slots of one sequence.")
 
 
 def equal_quality(study: Study, result: Sweep, exhibit: str, task: str, whose: str, prefix: str) -> None:

@@ -15,7 +15,8 @@ from benchmarks.pages.tables import markdown, source, text
 from benchmarks.papers.settings import papers
 
 RESULTS = HERE / "results" / "papers"
-SHOWN = ("made in time.", "learnt from.", "commits of its runs.")  # ends of notes that the page has, too
+# ends of notes that the page has, too
+SHOWN = ("made in time.", "learnt from.", "commits of its runs.", "items are compared.")
 NOTHING = "Not measured with this version: `python -m benchmarks.papers {} --keep` does."
 
 

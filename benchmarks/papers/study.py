@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.intervals import Choose, judged_apart, of_tasks
+from benchmarks.pages.tables import short
 from benchmarks.papers.models import Models
 from benchmarks.papers.settings import PLAIN, PaperMethod, PaperSettings, files
 from draftwood.errors import ConfigurationError, DraftwoodError
@@ -123,7 +124,7 @@ class Sweep:
         for task in tasks or self.tasks:
             sides = list(zip(*paired(self.of(of, task), self.of(other, task)), strict=True))
             tables.append([per_item(side, each) for side in sides for each in (TOKENS, figure)])
-        return of_tasks([table for table in tables if table], ratio)
+        return of_tasks(tables, ratio) if all(tables) else None  # never of fewer tasks than it says
 
     def apart(
         self, task: str, labels: Sequence[str], choose: Choose, of: Callable[[Array, Array], Array]
@@ -148,8 +149,8 @@ class Sweep:
         for i, each in enumerate(runs):
             for key in shared:
                 record, score = each[key], scored(each[key], metric) if by_score else None
-                quality = (score, 1.0) if by_score else (-NATS(record), TOKENS(record))
-                column = (TOKENS(record), SECONDS(record), quality[0] or 0.0, quality[1], joules(record))
+                quality = (score or 0.0, float(score is not None)) if by_score else (-NATS(record), TOKENS(record))
+                column = (TOKENS(record), SECONDS(record), *quality, joules(record))
                 result[i, :, places[key[0]]] += column
         return result
 
@@ -217,7 +218,9 @@ def _paired(name: str, factor: float = 1.0) -> Callable[[Row], Interval | None]:
 
 
 MEASURES: dict[str, Callable[[Row], Interval | None]] = {
-    "score": lambda row: row["quality"].get(row["quality"]["metric"]),
+    "score": lambda row: (
+        None if row["quality"]["metric"] == "perplexity" else row["quality"].get(row["quality"]["metric"])
+    ),
     "perplexity": lambda row: row["quality"]["perplexity"],
     "points": _paired("score_difference", 100),  # hundredths of the score above plain decoding's
     "tokens/s": lambda row: row["timing"]["tokens_per_second"],
@@ -293,7 +296,7 @@ class Study:
         plan = EvalPlan(methods, list(asked.values()), SamplingParams(**sweep.sampling), range(self.size.seeds))
         summary = self._evaluated(name, plan)
         self.session = summary["sessions"][-1]
-        commits = dict.fromkeys((each["git_commit"] or "none")[:9] for each in summary["sessions"])
+        commits = dict.fromkeys(short(each["git_commit"] or "none") for each in summary["sessions"])
         if len(commits) > 1:
             self.note(f"{name}: {', '.join(commits)} are the commits of its runs.")
         records = list(records_of(self.out / name).values())
@@ -302,6 +305,9 @@ class Study:
             for label, entry in result.entries.items():
                 measures = (*MEASURES, *PREDICTED, "J/token")
                 known = {key: interval for key in measures if (interval := result.measure(key, task, label))}
+                if errors := result.row(task, label)["errors"]:
+                    failed, why = sum(errors.values()), next(iter(errors))
+                    self.note(f"{name}, {task}: {failed} runs of {label} failed ({why}); the other items are compared.")
                 lossy = {} if result.row(task, label)["lossless"] else {"lossy": True}
                 options = {key: _named(value) for key, value in entry.options.items()}
                 about = {"settings": entry.whose, "options": options}

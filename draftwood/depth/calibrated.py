@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -154,7 +156,18 @@ def save_calibration(path: Path, trained: Trained, target: str, draft: str, abou
 
 
 def load_calibration(path: Path, target: str, draft: str) -> Trained:
-    """A saved predictor for models of these fingerprints; ModelError where it is missing, damaged or of others."""
+    """A saved predictor for models of these fingerprints; ModelError where it is missing, damaged or of others.
+
+    It is read when a request first asks for it, and again when the file has changed.
+    """
+    path = path.expanduser()
+    state = path.stat() if path.is_file() else None
+    found = _read(path, target, draft, state and state.st_mtime_ns, state and state.st_size)
+    return replace(found, model=copy.copy(found.model))  # which moves to the device of its request
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, target: str, draft: str, changed: int | None, size: int | None) -> Trained:
     stored = artifact.load(path, "calibration", target=target, draft=draft)
     try:
         model = Calibration(*(stored.tensors[name] for name in TENSORS))

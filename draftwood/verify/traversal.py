@@ -6,7 +6,7 @@ and keeps what the target's and the draft's probabilities of a path say together
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from torch import Tensor
 
@@ -36,9 +36,33 @@ def traverse(
     min(1, a P(x)/Q(x)); if it accepts nothing, P becomes max(0, a P - Q) / D, D its sum, and a becomes D / (D + 1 - a).
     Without replacement Q loses x. p(node) is T∘p, asked for where it is visited; `accept(node, a)` tosses the coin.
     """
+    path, visits = [node], [_visit(forest, node, p, note, reach)]
+    while visits:  # no recursion: a chain without a cap may be deeper than Python's stack
+        try:
+            child, chance = next(visits[-1])
+        except StopIteration as left:
+            if left.value is not None:
+                rest, reach = left.value
+                if accept(path[-1], reach):
+                    return path, p(path[-1]) if rest is None else rest
+            path.pop()
+            visits.pop()
+        else:
+            path.append(child)
+            visits.append(_visit(forest, child, p, note, chance))
+    return None
+
+
+def _visit(
+    forest: Forest, node: int, p: Callable[[int], Tensor], note: Note, reach: float
+) -> Generator[tuple[int, float], None, tuple[Tensor | None, float] | None]:
+    """Yield a node's children with the reach to visit each with; it goes on where nothing was accepted there.
+
+    Returns P, of any sum (None: p(node) itself), and the reach that are left; None where no reach is.
+    """
     proposals = forest.proposals.get(node, ())
     if not proposals:
-        return ([node], p(node)) if accept(node, reach) else None
+        return None, reach
     rest, total = p(node), 1.0  # P = rest / total
     for proposal in proposals:
         q = proposal.q
@@ -50,9 +74,7 @@ def traverse(
             chance = acceptance(reach * p_x, q_x)
             note(child, p_x, q_x, chance)
             if chance > 0:
-                below = traverse(forest, child, p, accept, note, chance)
-                if below is not None:
-                    return [node, *below[0]], below[1]
+                yield child, chance
             left = remainder(rest, q, x, reach / total)
             mass = float(left.sum())
             if mass > 0:
@@ -63,7 +85,7 @@ def traverse(
                 return None
             if not proposal.replacement and q is not None:
                 q = without(q, x)
-    return ([node], rest) if accept(node, reach) else None
+    return rest, reach
 
 
 def remainder(p: Tensor, q: Tensor | None, token: int, reach: float) -> Tensor:

@@ -17,6 +17,7 @@ from draftwood.certify.server import client as clients
 from draftwood.certify.server.claims import REST, LawOptions, claimed
 from draftwood.certify.server.client import ServerAnswer
 from draftwood.certify.server.evidence import ClaimedLaw, Evidence, TwoSamples
+from draftwood.certify.server.features import choices_check
 from draftwood.certify.server.greedy import first_difference
 from draftwood.certify.server.run import jobs
 from draftwood.certify.server.subject import Subject, prepare
@@ -111,6 +112,25 @@ def test_log_probabilities_after_temperature_are_understood() -> None:
     assert {check.verdict for check in found.values()} == {"PASS"}
     wrong = rows(Table(frozenset({"temperature twice"}), processed=True), "temperature 0.6")
     assert wrong["temperature 0.6"].verdict in ("FAIL", "N/A")
+
+
+def test_a_server_without_seeds_is_asked_anew_for_each_of_several_texts() -> None:
+    """Kept answers would count as evidence once more each: a right server failed."""
+    law, random = np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.random.default_rng(0)
+    names = [" a", " b", " c", " d", " e"]
+    top = dict(zip(names, np.log(law).tolist(), strict=True))
+    asked: list[int] = []
+
+    def answer(fields: dict[str, Any]) -> list[ServerAnswer]:
+        asked.append(fields["n"])
+        drawn = [[names[i] for i in random.choice(5, fields["max_tokens"], p=law)] for _ in range(fields["n"])]
+        return [ServerAnswer("".join(t), t, [top[x] for x in t], [dict(top)] * len(t), "length") for t in drawn]
+
+    server = Server("http://localhost:1")
+    server._completion = answer  # type: ignore[method-assign,assignment]
+    subject = Subject(server, ServerBudget(), list(PROMPTS), count=5, raw=True, seeds=False)
+    check = choices_check(subject, 21, lambda count=1: None)
+    assert check.verdict == "PASS" and len(asked) == 50
 
 
 def test_what_is_not_offered_is_named() -> None:

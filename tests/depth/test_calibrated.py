@@ -1,6 +1,7 @@
 """Cali-TS: its predictor from recorded drafts to a file and back, by hand and at work."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,22 @@ def test_round_trip_of_the_file(path: Path, engine: Engine) -> None:
     found = artifact.load(path, "calibration", target=target, draft=draft)
     assert found.about == {"prompts": len(PROMPTS)} and trained.theta0 == found.settings["theta0"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_file_is_read_once_for_all_requests(path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prints, reads, load = (fingerprint(engine.target), fingerprint(engine.drafts[0])), [0], artifact.load
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        reads[0] += 1
+        return load(*arguments, **more)
+
+    monkeypatch.setattr(artifact, "load", counted)
+    os.utime(path, ns=(1, 1))  # a change since other tests read it
+    first, second = (load_calibration(path, *prints) for _ in range(2))
+    assert reads == [1] and first.model is not second.model and first.theta0 == second.theta0
+    os.utime(path, ns=(2, 2))
+    load_calibration(path, *prints)
+    assert reads == [2]
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
+from draftwood.depth.rules import UNCAPPED
 from draftwood.sampling.distributions import Distributions, warp
 from draftwood.verify import Rejection, Traversal, Verifier, traversal, tree
 
@@ -218,6 +219,16 @@ def test_only_visited_rows_are_warped() -> None:
     found = traversal.traverse(forest, 0, row, lambda node, chance: chance >= 1)
     assert found is not None and found[0] == [0, b] and (found[1] > 0).tolist() == [False, False, True]
     assert asked == [0, b]
+
+
+def test_a_chain_without_a_cap_is_deeper_than_the_stack() -> None:
+    forest, q = Forest.from_prompt([0]), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    end = 0
+    for _ in range(UNCAPPED):
+        (end,) = forest.propose(end, [1], q)
+    found = traversal.traverse(forest, 0, lambda node: q, lambda node, chance: chance >= 1)
+    assert found is not None and found[0] == [*range(UNCAPPED + 1)]
+    assert traversal.traverse(forest, 0, lambda node: q, lambda node, chance: False) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2])

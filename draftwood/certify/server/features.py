@@ -132,6 +132,7 @@ def choices_check(subject: Subject, number: int, advance: Advance) -> Check:
                 "max_tokens": 8,
                 "temperature": 1.0,
                 "n": CHOICES,
+                "tag": f"{number} {i}",
                 **subject.seed(10_000 * number + i),
             }
 

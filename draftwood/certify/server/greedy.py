@@ -132,6 +132,8 @@ def choice_check(subject: Subject, answers: Sequence[ServerAnswer]) -> Check:
     if not subject.count:
         return Check(name, "N/A", "the server reports no log-probabilities")
     gaps = [max(top.values()) - top[token] for one in answers for token, top in zip(one.tokens, one.top, strict=True)]
+    if not gaps:
+        return Check(name, "N/A", "the greedy answers have no tokens")
     wrong = [gap for gap in gaps if gap > subject.tolerance]
     reason = f"{len(gaps) - len(wrong)} of {len(gaps)} tokens are the most probable, within {subject.tolerance:.2g}"
     reason += f"; the worst lies {max(gaps):.2g} below" if wrong else ""

@@ -69,6 +69,16 @@ def test_a_study_compares_methods_on_the_same_items_and_resumes(
     assert found.measure("speed-up", "SQuAD", PLAIN) is None is found.measure("speed-up", "SQuAD", "lost")
     assert found.measure("speed-up", "SQuAD", "chain") == pytest.approx(alone) and found.faster("lost", PLAIN) is None
 
+    cut = replace(found, records=[record for record in found.records if record["task"] != "qa"])
+    assert cut.faster("chain", PLAIN) is None and cut.faster("chain", PLAIN, ["MT-Bench"]) is not None
+    unscored = [
+        {**record, "status": "failed", "stage": "score"} if (record["task"], record["place"]) == ("qa", 0) else record
+        for record in found.records
+    ]
+    scores = replace(found, records=unscored).table("SQuAD", [PLAIN])
+    if found.by_score("SQuAD", [PLAIN]):
+        assert scores[0, 3].tolist() == [0, 1, 1, 1]  # what could not be scored is no wrong answer
+
     def perplexity(number: int) -> float:
         mine = [each for key, each in runs.items() if (key[0], key[2]) == ("qa", number)]
         return math.exp(sum(each["nats"] for each in mine) / sum(each["tokens"] for each in mine))
