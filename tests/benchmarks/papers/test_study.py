@@ -76,8 +76,8 @@ def test_a_study_compares_methods_on_the_same_items_and_resumes(
         for record in found.records
     ]
     scores = replace(found, records=unscored).table("SQuAD", [PLAIN])
-    if found.by_score("SQuAD", [PLAIN]):
-        assert scores[0, 3].tolist() == [0, 1, 1, 1]  # what could not be scored is no wrong answer
+    assert found.by_score("SQuAD", [PLAIN])
+    assert scores[0, 3].tolist() == [0, 1, 1, 1]  # what could not be scored is no wrong answer
 
     def perplexity(number: int) -> float:
         mine = [each for key, each in runs.items() if (key[0], key[2]) == ("qa", number)]
