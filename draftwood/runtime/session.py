@@ -321,7 +321,7 @@ class Session:
     @property
     def _last_token(self) -> int:
         """The model's last token, which a draft reads in place of a padded token of the target that it lacks."""
-        return self.model.vocab_size - 1
+        return int(getattr(self.model, "vocabulary", self.model.vocab_size)) - 1  # some draft a whole block at once
 
     def _partial_rows(self, again: Sequence[int], stop: int) -> list[TokenRow]:
         """Rows of trunk tokens that have slots, but lack layers below `stop`; `again`: positions that are asked for."""

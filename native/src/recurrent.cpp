@@ -122,8 +122,10 @@ void Recurrence::walk(const Kernels& k, const dw_walks& walks, int64_t walk, int
   State now = room(0);
   for (int64_t s = walk ? walks.end[walk - 1] : 0; s < walks.end[walk]; s++) {
     const int32_t parent = walks.parent[s], source = walks.source[s];
-    if (parent < 0) now = begin(walks.starts[-1 - parent]);
-    else if (parent != s - 1) {
+    if (parent < 0) {  // nothing goes on from what was before another start
+      above.clear(), waiting.clear();
+      now = begin(walks.starts[-1 - parent]);
+    } else if (parent != s - 1) {
       while (above.back() != parent) above.pop_back(), waiting.pop_back();
       now = waiting.back();
     }
@@ -173,11 +175,18 @@ void Recurrence::finish(const Kernels& k, const float* made, float* given, float
 
 const char* wrong(const dw_walks& walks, int64_t rows) {
   auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
-  for (int64_t w = 0; w < walks.walks; w++)
+  std::vector<int64_t> above;  // as in `walk`, whose rooms are counted
+  for (int64_t w = 0; w < walks.walks; w++, above.clear())
     for (int64_t first = w ? walks.end[w - 1] : 0, s = first; s < walks.end[w]; s++) {
       if (walks.parent[s] < 0 ? !within(-1 - static_cast<int64_t>(walks.parent[s]), walks.starts_count) : !within(walks.parent[s] - first, s - first))
         return "a step goes on from one that is not there";
-      if (walks.parent[s] >= 0 && walks.parent[s] != s - 1 && !walks.branch[walks.parent[s]]) return "a step goes on from one that is gone";
+      if (walks.parent[s] < 0) above.clear();
+      else if (walks.parent[s] != s - 1) {
+        while (!above.empty() && above.back() != walks.parent[s]) above.pop_back();
+        if (above.empty()) return "a step goes on from one that is gone";
+      }
+      if (walks.branch[s]) above.push_back(s);
+      if (static_cast<int64_t>(above.size()) > walks.branches) return "more steps branch than there is room for";
       if (walks.source[s] < 0 ? !within(-1 - static_cast<int64_t>(walks.source[s]), walks.pool_rows) : walks.source[s] >= rows)
         return "a step reads inputs that are not there";
       if (walks.keep[s] >= walks.kept_count) return "a state is kept where there is no room";

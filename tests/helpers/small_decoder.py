@@ -8,12 +8,12 @@ from draftwood.models.decoder_config import DecoderConfig
 VOCAB, LAYERS = 19, 4
 
 
-def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, context: int = 1024) -> Decoder:
+def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, context: int = 1024, vocab_size: int = VOCAB) -> Decoder:
     """A small decoder with grouped heads and weights large enough that everything matters."""
     torch.manual_seed(seed)
     model = Decoder(
         DecoderConfig(
-            vocab_size=VOCAB,
+            vocab_size=vocab_size,
             hidden_size=24,
             intermediate_size=40,
             num_hidden_layers=LAYERS,

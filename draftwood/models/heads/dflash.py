@@ -35,11 +35,12 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> DFl
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained and saved.
     """
-    path, decoder = Path(directory) / FILE, layered(target)
+    directory = Path(directory).expanduser()
+    path, decoder = directory / FILE, layered(target)
     if decoder.parallel.size > 1:
         raise ModelError("a DFlash head uses the target's own, which processes share here; leave out tensor_parallel")
-    if not path.is_file() and (Path(directory) / "config.json").is_file():
-        return finished(*foreign_blocks.dflash(Path(directory), decoder), decoder, packed)
+    if not path.is_file() and (directory / "config.json").is_file():
+        return finished(*foreign_blocks.dflash(directory, decoder), decoder, packed)
     whose = fingerprint(decoder)
     file = artifact.load(path, KIND, target=whose)
     reads, layers, block = (file.settings.get(name) for name in ("reads", "layers", "block"))

@@ -231,8 +231,8 @@ class DFlashHead(StateHead):
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, on the CPU, but for the target's."""
         self.decoder.must_be_plain("saved")
-        borrowed = {"decoder.embed.weight", *(["decoder.head.weight"] if self.borrows_head else [])}
-        return {name: part.detach().cpu() for name, part in self.named_parameters() if name not in borrowed}
+        borrowed = ("decoder.embed.weight", *(["decoder.head."] if self.borrows_head else []))  # its bias, too
+        return {name: part.detach().cpu() for name, part in self.named_parameters() if not name.startswith(borrowed)}
 
 
 class _Beside:

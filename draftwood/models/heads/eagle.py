@@ -39,9 +39,10 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
-    path, decoder = Path(directory) / FILE, layered(target)
-    if not path.is_file() and (Path(directory) / "config.json").is_file():
-        return finished(*foreign_heads.eagle(Path(directory), decoder), decoder, packed)
+    directory = Path(directory).expanduser()
+    path, decoder = directory / FILE, layered(target)
+    if not path.is_file() and (directory / "config.json").is_file():
+        return finished(*foreign_heads.eagle(directory, decoder), decoder, packed)
     whose = fingerprint(decoder)
     file = artifact.load(path, KIND, target=whose)
     tensors, reads = dict(file.tensors), file.settings.get("reads")

@@ -113,7 +113,8 @@ class EagleHead(TokenHead):
             if not name.startswith("layers.0.") or last == 0
         }
         known["head.weight"] = target.head.weight if words is None else target.head.weight[words.to(target.device)]
-        known["layers.0.mixer.qkv.weight"] = torch.cat([known["layers.0.mixer.qkv.weight"]] * 2, 1) * 0.5**0.5
+        if (qkv := known.get("layers.0.mixer.qkv.weight")) is not None:  # latent attention has none
+            known["layers.0.mixer.qkv.weight"] = torch.cat([qkv] * 2, 1) * 0.5**0.5
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, part in made.named_parameters():

@@ -64,7 +64,7 @@ def kind_of(directory: Path) -> str | None:
         )
     named = raw.get("speculators_model_type")
     if named is not None:
-        if named not in SPECULATORS:
+        if not isinstance(named, str) or named not in SPECULATORS:
             *others, last = SPECULATORS
             raise ModelError(
                 f"{directory} holds a speculator of type {short_repr(named)}, but of these only {', '.join(others)} "

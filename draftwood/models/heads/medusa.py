@@ -123,10 +123,11 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained and saved.
     """
-    path, decoder = Path(directory) / FILE, layered(target)
+    directory = Path(directory).expanduser()
+    path, decoder = directory / FILE, layered(target)
     whose = fingerprint(decoder)
-    if not path.is_file() and (Path(directory) / "config.json").is_file():
-        file = foreign_heads.medusa(Path(directory), decoder)
+    if not path.is_file() and (directory / "config.json").is_file():
+        file = foreign_heads.medusa(directory, decoder)
     else:
         file = artifact.load(path, KIND, target=whose)
     count, shared = file.settings.get("heads"), file.settings.get("shared")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import family_models
 import pytest
 import torch
 from dflash_heads import BLOCK, QWEN_LAYER, SLIDING, config, says, states, write
@@ -17,7 +18,7 @@ from draftwood.core.forest import Forest
 from draftwood.draft import BlockSession, BlockSource
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.backend.native import unavailable
-from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.heads import dflash, foreign_heads
 from draftwood.models.heads.dflash_head import DFlashHead
@@ -167,3 +168,11 @@ def test_bad_trained_heads_are_refused(tmp_path: Path) -> None:
         Engine(target).generate([1, 2], "dflash")
     with pytest.raises(ModelError, match="cannot run alone as a draft model: use method dflash"):
         Engine(target, [DFlashHead.of(target, 1, 4)]).generate([1, 2, 3], "speculative")
+
+
+def test_a_head_for_an_output_layer_with_a_bias_leaves_it_to_the_target(tmp_path: Path) -> None:
+    family_models.write(tmp_path / "target", "phi")
+    target = checkpoint.load(tmp_path / "target", dtype="float32", packed=False)
+    assert target.head.bias is not None
+    dflash.save(DFlashHead.of(target, 1, 4), tmp_path / "head", torch.float32, trained={"steps": 3})
+    assert dflash.load(tmp_path / "head", target, packed=False).decoder.head is target.head

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import family_models
 import pytest
 import torch
 from eagle_heads import LAYER, READS, config, says, states, weights, write
@@ -17,7 +18,7 @@ from draftwood.core.forest import Forest
 from draftwood.draft import HeadSession, HeadSource
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.backend.native import unavailable
-from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
 from draftwood.models.heads import eagle, foreign_heads
@@ -242,3 +243,15 @@ def test_pickled_heads_are_converted_by_a_command(tmp_path: Path, command: Any) 
     with pytest.raises(ModelError, match="holds more than tensors, or is damaged"):
         convert(str(there), tmp_path / "c")
     assert not (tmp_path / "bang").exists() and not (tmp_path / "c").exists()
+
+
+def test_a_head_begins_for_latent_attention_too_and_is_found_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family_models.write(tmp_path / "target", "deepseek_v3")
+    target = checkpoint.load(tmp_path / "target", packed=False)
+    made = EagleHead.of(target)  # it has no matrix of queries, keys and values to begin with
+    assert made.weights()["decoder.layers.0.mixer.qkv.weight"].std() > 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "published", config())
+    assert eagle.load("~/published", decoder(3)).reads == (1, 2, 3)

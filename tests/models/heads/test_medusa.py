@@ -4,15 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import family_models
 import pytest
 import torch
 from safetensors.torch import save_file
 from small_decoder import VOCAB, decoder
 
-from draftwood import ModelError
+from draftwood import Engine, ModelError
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.heads import medusa
+from draftwood.models.heads.medusa import Heads
 
 WIDTH = 24
+LARGE_STATES = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 
 
 def write(directory: Path, heads: int = 2, vocabulary: int = VOCAB, **changes: Any) -> dict[str, torch.Tensor]:
@@ -56,3 +65,20 @@ def test_those_that_do_not_fit_are_refused(changes: dict[str, Any], sentence: st
     with pytest.raises(ModelError, match=sentence) as caught:
         medusa.load(tmp_path, decoder(3))
     assert "\n" not in str(caught.value)
+
+
+def test_trees_of_recurrent_targets_stay_within_the_memory_of_their_states(tmp_path: Path) -> None:
+    """Of states as large as Qwen3.5's what one start had kept took the room of the next one's, and more: it crashed."""
+    family_models.write(tmp_path / "target", "qwen3_5", **LARGE_STATES)
+    plain = checkpoint.load(tmp_path / "target", packed=False)
+    heads = Heads.of(plain)
+    medusa.save(heads.weights(), tmp_path / "heads", heads.target, torch.float32)
+    engine = Engine(checkpoint.load(tmp_path / "target"))
+    method = {"name": "medusa", "heads": str(tmp_path / "heads")}
+    for start in range(4):
+        prompt = [(7 * start + i * i) % 96 for i in range(14)]
+        texts = [
+            engine.generate(prompt, each, {"temperature": 0}, max_new_tokens=20, ignore_eos=True).tokens
+            for each in ("autoregressive", method)
+        ]
+        assert texts[0] == texts[1]

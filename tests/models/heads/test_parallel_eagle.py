@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_heads import config, says, write
+from eagle_heads import LAYER, config, says, write
 from every_method import shortage
 from greedy_reference import models, naive, prompt_of
 from safetensors.torch import save_file
@@ -101,3 +101,18 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="speculative_tokens is 100, but models have at most 64"):
         eagle.load(tmp_path, decoder(3))
+
+
+def test_tokens_behind_those_that_a_head_embeds_are_its_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAYER, "vocab_size", 200)
+    write(tmp_path, config(draft_vocab_size=200, **PARALLEL), embeds=True)
+    target = decoder(3, vocab_size=202)
+    engine = Engine(target, [eagle.load(tmp_path, target)])
+    prompt = [3, 1, 201, 4, 200]
+    texts = [
+        engine.generate(prompt, method, {"temperature": 0}, max_new_tokens=12, ignore_eos=True).tokens
+        for method in ("autoregressive", "eagle")
+    ]
+    assert texts[0] == texts[1]
