@@ -33,7 +33,7 @@ from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.parameters import ParameterReader, pack_embeddings, sources_of
 from draftwood.models.checkpoints.quantised_weights import QuantisedSafetensors, Scheme
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
-from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
+from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread, experts_as_stored
 from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
@@ -270,7 +270,8 @@ def opened(home: Path, stack: ExitStack) -> tuple[Tensors, Raw, Family, DecoderC
     file = GgufWeights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     tensors: Tensors = file or _tensors(home, raw, stack)
-    return tensors, raw, *as_stored(tensors, family, raw, config)
+    family, config = as_stored(tensors, family, raw, config)
+    return tensors, raw, replace(family, names=experts_as_stored(tensors, family.names, family.transposed)), config
 
 
 def _outline(tensors: Tensors, family: Family, config: DecoderConfig) -> Decoder:

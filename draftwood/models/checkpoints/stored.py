@@ -7,7 +7,7 @@ known not to matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.mxfp4_weights import Mxfp4Safetensors
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, sliced
-from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT, HEAD_WEIGHT, UNREAD
+from draftwood.models.checkpoints.tensor_names import EMBED_WEIGHT, HEAD_WEIGHT, UNREAD, Names
 from draftwood.models.decoder_config import DecoderConfig
 
 Tensors: TypeAlias = Safetensors | GgufWeights
@@ -30,6 +30,7 @@ HARMLESS_TENSORS = re.compile(
     r"(.*\.)?(rotary_emb\..*|(attn|attention)\.(masked_)?bias)|rope_(freqs|factors_long|factors_short)\.weight|(v_head|mtp)\..*"
 )
 ADAPTER_TENSORS = re.compile(r"\.lora_|\.adapter|\.dora_")
+EXPERTS = re.compile(r"(.*\.experts)(\.\{e\}\.(gate|down)_proj\.weight|\.\w+_proj\[\{e\}\])")
 QUANTISED_TENSORS = re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")
 
 
@@ -63,6 +64,25 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
         embed, own = (tensors.view(name) for name in (present.names[EMBED_WEIGHT][0], head))
         config = replace(config, tie_word_embeddings=embed.dtype == own.dtype and torch.equal(embed, own))
     return present, config
+
+
+def experts_as_stored(tensors: Tensors, names: Names, turned: Collection[str] = ()) -> Names:
+    """Names of a mixture's experts, each a tensor of its own or all in one, [experts, out, in], as the file has them.
+
+    Published Qwen3.5 mixtures have the one in some layers and the other in the layer of multi-token prediction. Names
+    of `turned` matrices are left as they are.
+    """
+    result = dict(names)
+    for name, sources in names.items():
+        found = EXPERTS.fullmatch(sources[0]) if sources and name not in turned else None
+        if found is None:
+            continue
+        parts, whole = (("down",), "down_proj") if name.endswith(".down.weight") else (("gate", "up"), "gate_up_proj")
+        if tensors.has(f"{found[1]}.{whole}".format(i=0)):
+            result[name] = (f"{found[1]}.{whole}[{{e}}]",)
+        elif tensors.has(f"{found[1]}.0.{parts[0]}_proj.weight".format(i=0)):
+            result[name] = tuple(f"{found[1]}.{{e}}.{part}_proj.weight" for part in parts)
+    return result
 
 
 def _embeds(tensors: Tensors, family: Family) -> bool:

@@ -16,7 +16,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.families.family import Family
 from draftwood.models.checkpoints.parameters import ParameterReader
-from draftwood.models.checkpoints.stored import Tensors
+from draftwood.models.checkpoints.stored import Tensors, experts_as_stored
 from draftwood.models.checkpoints.tensor_names import Names
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import layered
@@ -74,7 +74,9 @@ def _found(source: Path | None, stack: ExitStack) -> tuple[Tensors, Family] | No
                 names[name.replace(LAYER, HEAD_LAYER)] = own
         moved = {name.replace(LAYER, HEAD_LAYER): order for name, order in family.orders.items()}
         turned = frozenset(name.replace(LAYER, HEAD_LAYER) for name in family.transposed)
-        return tensors, replace(family, names=names, orders=moved, transposed=turned)
+        return tensors, replace(
+            family, names=experts_as_stored(tensors, names, turned), orders=moved, transposed=turned
+        )
     return None
 
 

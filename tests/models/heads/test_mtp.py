@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,27 @@ def test_gguf_files(name: str, tmp_path: Path, said: list[Any]) -> None:
     for trunk, drafts, logits in said:
         expected = says(model, layer, trunk, drafts)
         torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("stacked", ["", "model", "mtp", "model and mtp"])
+def test_experts_in_one_tensor_of_all_are_read(stacked: str, tmp_path: Path) -> None:
+    """As published Qwen3.5 mixtures have them: in the layers, in the layer of multi-token prediction, or in both."""
+    write_with_mtp(tmp_path, "qwen3_5_moe")
+    wanted = mtp.find(checkpoint.load(tmp_path, dtype="float32", packed=False))
+    prompt, tensors = [3, 1, 4, 1, 5], load_file(tmp_path / "model.safetensors")
+    text = Engine(checkpoint.load(tmp_path, dtype="float32")).generate(prompt, "autoregressive", max_new_tokens=8)
+    experts: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for name in sorted(tensors, key=lambda each: [int(n) for n in re.findall(r"\d+", each)]):
+        found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if found and name.partition(".")[0] in stacked.split(" and "):
+            experts.setdefault(found[1], {}).setdefault(found[2], []).append(tensors.pop(name))
+    assert len(experts) == {"": 0, "model": 4, "mtp": 1}.get(stacked, 5)
+    for module, parts in experts.items():
+        gate, up, down = (torch.stack(parts[part]) for part in ("gate", "up", "down"))
+        tensors |= {f"{module}.gate_up_proj": torch.cat([gate, up], 1), f"{module}.down_proj": down}
+    save_file(tensors, tmp_path / "model.safetensors")
+    target = checkpoint.load(tmp_path, dtype="float32")
+    assert Engine(target).generate(prompt, "autoregressive", max_new_tokens=8).tokens == text.tokens
+    found_layer = mtp.find(checkpoint.load(tmp_path, dtype="float32", packed=False))
+    for one, other in zip(found_layer.parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(one, other)
