@@ -141,6 +141,11 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("asks for sliding_attention|layer_types is", layer={"layer_types": ["chunked"] * 2})
     change("aux_hidden_state_layer_ids is 3, but must be numbers of layers", aux_hidden_state_layer_ids=3)
     write(tmp_path, config())
+    tensors = write(tmp_path / "padded", config(draft_vocab_size=11, layer={"vocab_size": 200}))
+    tensors["d2t"] = torch.tensor([0] * 10 + [189])  # its last one is token 199
+    save_file(tensors, tmp_path / "padded" / "model.safetensors")
+    with pytest.raises(ModelError, match="drafts token 199, but this target has 198; give a head of this target"):
+        dflash.load(tmp_path / "padded", decoder(3, vocab_size=198))
     with pytest.raises(ModelError, match="was made for a target 24 wide, but this one is 32 wide"):
         dflash.load(tmp_path, wide())
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "xpress"}))
