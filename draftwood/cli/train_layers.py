@@ -165,7 +165,6 @@ def _train(
     out = training.out
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
-    check_writable(out / STATE)  # else what was trained before the first save would be lost
     make = partial(prepare, kind, settings, out, training, training.target, training.device, training.dtype)
     document = None
     try:

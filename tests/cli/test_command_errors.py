@@ -211,7 +211,6 @@ FIRST = [  # what is wrong is told without the model, which takes seconds to loa
     ["train", "medusa", "--out", "file"],
     ["train", "eagle", "--out", "file"],
     ["train", "dflash", "--out", "file"],
-    ["train", "dflash", "--out", "file/heads"],
 ]
 
 
