@@ -36,7 +36,7 @@ Drafts = list[tuple[bool, float]]  # whether a drafted token is the text's, and 
 
 @dataclass(slots=True)
 class Trace:
-    """What the sources would draft behind each token of an answer."""
+    """The drafts of both sources behind each token of an answer."""
 
     drafts: list[Drafts]  # of the draft model
     copies: list[Drafts]  # of lookup
@@ -58,7 +58,7 @@ class Costs(NamedTuple):
 
 
 class DraftedRound(NamedTuple):
-    """What `Auto` is told of a round, as `Round` has it, and its time."""
+    """The outcome of a round, as `Auto.observe` reads it of a `Round`, and its time."""
 
     attempted: int
     depth_accepted: int
@@ -83,15 +83,15 @@ def drafted(rule: Auto, costs: Costs, trace: Trace, place: int) -> DraftedRound:
         if copies and rule.model:
             copies = copies[: rule.copies([chance for _, chance in copies])]
         behind = trace.drafts[min(place + len(copies), len(trace.drafts) - 1)] if rule.model else []
-        found = [*copies, *behind]
-        for depth in range(len(found)):
+        possible = [*copies, *behind]
+        for depth, draft in enumerate(possible):
             ahead = [chance for _, chance in copies[depth:]]
             sure = [layers[-1][1]] if layers else []
             by_copy = 0 < depth <= len(copies)
             state = DraftState(depth, chances=sure if by_copy else (), ahead=ahead, drawn=() if by_copy else sure)
             if not rule.deeper(state):
                 break
-            layers.append(found[depth])
+            layers.append(draft)
         copied = min(len(layers), len(copies))
     accepted = len([*takewhile(lambda each: each[0], layers)])
     siblings = [(0, 1)] * accepted + [(1, 1)] * (accepted < len(layers))
@@ -165,16 +165,17 @@ class FullInformation(Choice):
         self.gains = dict.fromkeys(SOURCES, 0.0)
 
     def expected(self, trace: Trace, place: int) -> dict[str, float]:
-        """What each source is held to gain in a round at a place."""
+        """The gain that each source is expected to have in a round at a place."""
         return self.gains
 
     def round(self, trace: Trace, place: int) -> DraftedRound:
         gains = self.expected(trace, place)
         best = max(SOURCES, key=gains.__getitem__)
+        drafts = gains[best] >= 0  # before this round's own outcome is known
         made = self.drafted(trace, place)
         for source, each in made.items():
             self.gains[source] = DISCOUNT * self.gains[source] + each.gain(self.rate)
-        return made[best] if gains[best] >= 0 else NOTHING
+        return made[best] if drafts else NOTHING
 
 
 class OwnExpectation(FullInformation):
@@ -208,10 +209,8 @@ class ThompsonSources(Choice):
     def round(self, trace: Trace, place: int) -> DraftedRound:
         gains = {}
         for source, (accepted, rejected, length) in self.counts.items():
-            chance, price = (
-                self.random.beta(accepted, rejected),
-                self.costs.row + self.costs.draft * (source == "model"),
-            )
+            chance = self.random.beta(accepted, rejected)
+            price = self.costs.row + self.costs.draft * (source == "model")
             gains[source] = sum(chance**i for i in range(1, round(length) + 1)) - self.rate * price * length
         best = max(SOURCES, key=gains.__getitem__)
         if gains[best] < 0:
@@ -267,14 +266,15 @@ class SourceChoice(Kind):
         return {"choices": rows}
 
     def trace(self, engine: Engine, draft: Engine, prompt: list[int]) -> Trace:
-        """What the draft model and lookup would draft behind each token of the target's answer to a prompt."""
+        """The drafts of the draft model and of lookup behind each token of the target's answer to a prompt."""
         text = [*prompt, *engine.generate(prompt, "autoregressive", max_new_tokens=self.tokens).tokens]
         lookup, result = SuffixLookup(), Trace([], [])
         for end in range(len(prompt), len(text)):
             copies = lookup.continuation(Forest.from_prompt(text[:end]), self.most)
             guess = draft.generate(text[:end], "autoregressive", max_new_tokens=self.most, ignore_eos=True)
             drafts = [(token, exp(logprob)) for token, logprob in zip(guess.tokens, guess.logprobs, strict=True)]
-            for found, kept in ((copies, result.copies), (drafts, result.drafts)):
-                follows = [*text[end:], *[None] * self.most]
-                kept.append([(token == other, chance) for (token, chance), other in zip(found, follows, strict=False)])
+            follows = [*text[end:], *[None] * self.most]
+            for proposed, kept in ((copies, result.copies), (drafts, result.drafts)):
+                pairs = zip(proposed, follows, strict=False)
+                kept.append([(token == follow, chance) for (token, chance), follow in pairs])
         return result

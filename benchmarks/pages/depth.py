@@ -63,18 +63,18 @@ def choices() -> str:
     rows = frame("source-choice", "choices")
     columns = {"choice": list(dict.fromkeys(rows["choice"]))}
     for (draft, row), some in rows.groupby(["draft", "row"]):
-        found = some.set_index("choice")["tokens_per_pass"]
-        columns[f"{draft:g}, {row:g}"] = [text(found[choice], ends=True) for choice in columns["choice"]]
+        speeds = some.set_index("choice")["tokens_per_pass"]
+        columns[f"{draft:g}, {row:g}"] = [text(speeds[choice], ends=True) for choice in columns["choice"]]
     verdicts: dict[str, set[str]] = {"faster": set(), "slower": set()}
     for each in rows.to_dict("records"):
         low, high = each["to_auto"]["low"], each["to_auto"]["high"]
         if (low > 1 or high < 1) and each["choice"] != rows["choice"].iloc[-1]:
             verdicts["faster" if low > 1 else "slower"].add(each["choice"])
-    said = [
+    differences = [
         f"{which} with some of these costs: {', '.join(sorted(names)) or 'none'}" for which, names in verdicts.items()
     ]
-    told = f"Of {rows['tokens'].iloc[0]:,} tokens. Shown to be, but for hindsight, {'; '.join(said)}."
-    return "\n\n".join([markdown(pd.DataFrame(columns)), told, sources("source-choice")])
+    summary = f"Of {rows['tokens'].iloc[0]:,} tokens. Shown to be, but for hindsight, {'; '.join(differences)}."
+    return "\n\n".join([markdown(pd.DataFrame(columns)), summary, sources("source-choice")])
 
 
 def distances(cells: Mapping[DepthCell, Ratios]) -> pd.DataFrame:

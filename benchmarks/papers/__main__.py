@@ -112,9 +112,9 @@ def measure(
             try:
                 script.measure(study)[each]()
             except ConfigurationError as error:
-                if not study.over:
+                if not (study.over and any((out / "parts").glob("*.json"))):
                     raise
-                status.console.print(f"{each} is left out: {error}", soft_wrap=True)  # the other parts are kept
+                status.console.print(f"{each} is left out: {error}", soft_wrap=True)  # finished parts are merged
                 break
             about = {"items": size.items, "seeds": size.seeds, "tokens": size.tokens}
             result = {"part": each, "made_by": made_by(sys.argv[1:]), "size": about, **study.tables()}

@@ -162,8 +162,8 @@ def load_calibration(path: Path, target: str, draft: str) -> Trained:
     """
     path = path.expanduser()
     state = path.stat() if path.is_file() else None
-    found = _read(path, target, draft, state and state.st_mtime_ns, state and state.st_size)
-    return replace(found, model=copy.copy(found.model))  # which moves to the device of its request
+    trained = _read(path, target, draft, state and state.st_mtime_ns, state and state.st_size)
+    return replace(trained, model=copy.copy(trained.model))  # which moves to the device of its request
 
 
 @functools.lru_cache(maxsize=16)

@@ -261,6 +261,13 @@ def test_a_choice_among_sources_learns_which_one_is_right() -> None:
             tokens, time = kind(costs, 4).walk(trace)
             assert tokens == 400 and 400 / 5 * price <= time + 1e-9
             assert time < 400 / 5 * price * 1.25, kind.name  # it finds out, soon
+        if kind is not source_choice.Hindsight:  # the others decide before the outcome is known
+            rounds = []
+            for drafts in (right, wrong):
+                choice = kind(costs, 4)
+                choice.begin()
+                rounds.append(choice.round(source_choice.Trace([drafts], [[(False, 0.1)]]), 0))
+            assert rounds[0].time == rounds[1].time
     assert source_choice.Costs(0.1, 0.01).of(2, 3) == pytest.approx(1 + 0.05 + 0.3)
     made = source_choice.drafted(Auto(4, lookup=True), costs, source_choice.Trace([wrong], [right]), 0)
     assert (made.attempted, made.depth_accepted) == (4, 4) and made.time == pytest.approx(1.04)

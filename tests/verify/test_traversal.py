@@ -226,8 +226,8 @@ def test_a_chain_without_a_cap_is_deeper_than_the_stack() -> None:
     end = 0
     for _ in range(UNCAPPED):
         (end,) = forest.propose(end, [1], q)
-    found = traversal.traverse(forest, 0, lambda node: q, lambda node, chance: chance >= 1)
-    assert found is not None and found[0] == [*range(UNCAPPED + 1)]
+    ending = traversal.traverse(forest, 0, lambda node: q, lambda node, chance: chance >= 1)
+    assert ending is not None and ending[0] == [*range(UNCAPPED + 1)]
     assert traversal.traverse(forest, 0, lambda node: q, lambda node, chance: False) is None
 
 

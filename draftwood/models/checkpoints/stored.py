@@ -67,21 +67,22 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
 
 
 def experts_as_stored(tensors: Tensors, names: Names, turned: Collection[str] = ()) -> Names:
-    """Names of a mixture's experts, each a tensor of its own or all in one, [experts, out, in], as the file has them.
+    """`names` with the experts of a mixture read as the file stores them, by its layer 0.
 
-    Published Qwen3.5 mixtures have the one in some layers and the other in the layer of multi-token prediction. Names
-    of `turned` matrices are left as they are.
+    Either each expert has tensors of its own, or one tensor has all of them, [experts, out, in]. A published Qwen3.5 may
+    have one form in its layers and the other in its layer of multi-token prediction, so each calls this for its own
+    names. Matrices that the family stores transposed (`turned`) keep their names.
     """
     result = dict(names)
     for name, sources in names.items():
-        found = EXPERTS.fullmatch(sources[0]) if sources and name not in turned else None
-        if found is None:
+        match = EXPERTS.fullmatch(sources[0]) if sources and name not in turned else None
+        if match is None:
             continue
         parts, whole = (("down",), "down_proj") if name.endswith(".down.weight") else (("gate", "up"), "gate_up_proj")
-        if tensors.has(f"{found[1]}.{whole}".format(i=0)):
-            result[name] = (f"{found[1]}.{whole}[{{e}}]",)
-        elif tensors.has(f"{found[1]}.0.{parts[0]}_proj.weight".format(i=0)):
-            result[name] = tuple(f"{found[1]}.{{e}}.{part}_proj.weight" for part in parts)
+        if tensors.has(f"{match[1]}.{whole}".format(i=0)):
+            result[name] = (f"{match[1]}.{whole}[{{e}}]",)
+        elif tensors.has(f"{match[1]}.0.{parts[0]}_proj.weight".format(i=0)):
+            result[name] = tuple(f"{match[1]}.{{e}}.{part}_proj.weight" for part in parts)
     return result
 
 

@@ -84,11 +84,11 @@ def _read(directory: Path, raw: Raw, target: Decoder) -> tuple[DFlashHead, dict[
         )
     scale, cap = (keys.positive_number(own, key, None) if own.get(key) else None for key in SCALES)
     config = replace(full, logit_scale=scale or 1.0, logit_softcap=cap)
-    # a smaller vocabulary has a head of its own; else it is the target's, whose padding may differ
     if words is not None and (last := int(words.max())) >= target.vocab_size:
         raise ModelError(
             f"{directory} drafts token {last}, but this target has {target.vocab_size}; give a head of this target"
         )
+    # a smaller vocabulary has a head of its own; else it is the target's, whose padding may differ
     config = replace(config, vocab_size=target.vocab_size if words is None else len(words))
     reads = _reads(raw, own, target, config.num_hidden_layers)
     check_reads(reads, target)

@@ -154,9 +154,9 @@ def test_experts_in_one_tensor_of_all_are_read(stacked: str, tmp_path: Path) -> 
     text = Engine(checkpoint.load(tmp_path, dtype="float32")).generate(prompt, "autoregressive", max_new_tokens=8)
     experts: dict[str, dict[str, list[torch.Tensor]]] = {}
     for name in sorted(tensors, key=lambda each: [int(n) for n in re.findall(r"\d+", each)]):
-        found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
-        if found and name.partition(".")[0] in stacked.split(" and "):
-            experts.setdefault(found[1], {}).setdefault(found[2], []).append(tensors.pop(name))
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if match and name.partition(".")[0] in stacked.split(" and "):
+            experts.setdefault(match[1], {}).setdefault(match[2], []).append(tensors.pop(name))
     assert len(experts) == {"": 0, "model": 4, "mtp": 1}.get(stacked, 5)
     for module, parts in experts.items():
         gate, up, down = (torch.stack(parts[part]) for part in ("gate", "up", "down"))
