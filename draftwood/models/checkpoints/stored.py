@@ -69,8 +69,8 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
 def experts_as_stored(tensors: Tensors, names: Names, turned: Collection[str] = ()) -> Names:
     """`names` with the experts of a mixture read as the file stores them, by its layer 0.
 
-    Either each expert has tensors of its own, or one tensor has all of them, [experts, out, in]. A published Qwen3.5 may
-    have one form in its layers and the other in its layer of multi-token prediction, so each calls this for its own
+    Either each expert has tensors of its own, or one tensor has all of them, [experts, out, in]. A published Qwen3.5
+    may have one form in its layers and the other in its layer of multi-token prediction, so each calls this for its own
     names. Matrices that the family stores transposed (`turned`) keep their names.
     """
     result = dict(names)
