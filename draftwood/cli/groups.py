@@ -47,7 +47,7 @@ class _Models(OptionGroup):
     draft: list[str] = flag(
         [],
         "Draft model, or an EAGLE or Medusa head. Repeatable (specinfer). Default: the one in draft/ next to the "
-        "target's weights, if there is one; none: none.",
+        "target's weights, if the target has no layer that drafts; none: none.",
         "MODEL",
     )
     dtype: DType = flag(
@@ -98,12 +98,14 @@ class ModelOptions(RuntimeParams, _Models):
     @property
     def drafts(self) -> int:
         """The number of draft models that will be loaded; the embedded target brings one."""
-        from draftwood.engine.loading import count_of_models
+        from draftwood.engine.draft_sources import count_of_models, drafts_for_itself
         from draftwood.models.checkpoints.checkpoint import draft_beside
 
         if self.draft:
             return 0 if self.draft == NO_DRAFT else count_of_models(self.draft)
-        return int(self.target is None or draft_beside(self.target) is not None)
+        if self.target is None or draft_beside(self.target) is None:
+            return int(self.target is None)
+        return int(not drafts_for_itself(self.target, self.tensor_parallel))
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import filecmp
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -16,13 +14,21 @@ from typing import Any, TypeAlias
 import torch
 
 from draftwood.engine.calibration import NO_CALIBRATION, Int4Calibration, timed
+from draftwood.engine.draft_sources import (
+    THROUGH_TRANSFORMERS,
+    check_own_options,
+    draft_sources,
+    head_kind,
+    left_alone,
+    vocabulary_map,
+)
 from draftwood.engine.engine import Engine
 from draftwood.engine.request_parser import check_int
-from draftwood.errors import ConfigurationError, ModelError, RequestError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models import int4
 from draftwood.models.backend.matrix import NOT_QUANTISED, QUANTISATIONS, holder
 from draftwood.models.base import CausalModel
-from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.generation_config import sampling_defaults
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
@@ -39,7 +45,6 @@ ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers m
 
 log = logging.getLogger(__name__)
 
-THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
 HEADS: dict[str, Any] = {
     **{"eagle": eagle, "medusa": medusa, "draft": pruned, "dflash": dflash},
     "assistant": assistant,
@@ -73,11 +78,12 @@ def load(
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). Where no draft is named,
-    one in the directory draft/ next to the target's weights is loaded, a lone GGUF file too; [] is none. A draft may be
-    an EAGLE-3 or DFlash head in the format of `speculators` or of its authors, or Medusa heads, trained for the target.
-    `device` defaults to CUDA where there is one. A draft with another tokenizer drafts what both vocabularies have, and
-    is as exact; vocabularies may be padded differently. A source that begins with "hf:", and a transformers model
-    object, run through transformers (extra hf), whose fast tokenizers are taken too.
+    the target's own layer of multi-token prediction drafts; else what is in the directory draft/ next to its weights is
+    loaded, a lone GGUF file too; [] is none. A draft may be an EAGLE-3 or DFlash head in the format of `speculators` or
+    of its authors, or Medusa heads, trained for the target. `device` defaults to CUDA where there is one. A draft with
+    another tokenizer drafts what both vocabularies have, and is as exact; vocabularies may be padded differently. A
+    source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
+    tokenizers are taken too.
 
     `engine.generation_config` is how the target's makers draw tokens, where its checkpoint says so; give it as
     `sampling` to follow it.
@@ -93,9 +99,10 @@ def load(
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
-    and `draft_dtype` the type that they are computed in, if not `dtype`. `draft_quantize` is how draft models and
-    trained heads (exit, EAGLE, Medusa) are held: "int8", "int4" (heads are rounded without calibration), "none", or
-    None: draft models as the target, heads in int8 beside a target whose weights are quantised.
+    and `draft_dtype` the type that they are computed in, if not `dtype`; what was trained for a target is where that
+    is, in its type. `draft_quantize` is how draft models and trained heads (exit, EAGLE, Medusa) are held: "int8",
+    "int4" (heads are rounded without calibration), "none", or None: draft models as the target, heads in int8 beside a
+    target whose weights are quantised.
 
     int4 is calibrated on `calibration`, a text file or a .jsonl file of texts, messages or tokens, of which the first
     4096 tokens count; by default on text that the model writes itself. Other text makes the weights again.
@@ -120,7 +127,6 @@ def load(
     if target is None:
         target = EMBEDDED / "target"
         draft = EMBEDDED / "draft" if draft is None else draft
-    sources, beside = _draft_sources(target, draft)
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
@@ -135,20 +141,21 @@ def load(
     words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
     text = Int4Calibration.read(calibration, words)
     how, split = replace(how, calibration=text), replace(split, calibration=text)
+    sources, beside = draft_sources(target, draft, split.processes)
     drafts: list[_Draft] = []
-    with _left_alone(sources, beside):
+    with left_alone(sources, beside):
         drafts = [_Draft.of(source, how, words, home if known else None) for source in sources]
+    of_drafts = {"draft_device": None if draft_device is None else how.device, "draft_dtype": draft_dtype}
+    check_own_options(of_drafts, [(draft.source, draft.kind) for draft in drafts])
     model = _model(target, home, split) if made is None else made
     end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
     end |= frozenset() if words is None else words.end_tokens
     if isinstance(model, Decoder):
         model.draft_quantize = draft_quantize
     models: list[CausalModel] = []
-    with _left_alone(sources, beside):
+    with left_alone(sources, beside):
         models += [draft.load(how, model) for draft in drafts]
-    drafts = drafts[: len(models)]
-    of_drafts = {"draft_device": None if draft_device is None else how.device, "draft_dtype": draft_dtype}
-    of_drafts["draft_quantize"] = draft_quantize
+    drafts, of_drafts = drafts[: len(models)], {**of_drafts, "draft_quantize": draft_quantize}
     names = _names(target, home, model, drafts, models, split, of_drafts)
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     runtime = kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware
@@ -190,43 +197,6 @@ def _names(
     for key, origins in (("grown", grown), ("dequantised", widened)):
         names |= {key: {"target": origins[0], "draft": origins[1:]}} if any(origins) else {}
     return names
-
-
-def _draft_sources(target: ModelSource, draft: ModelSource | Sequence[ModelSource] | None) -> tuple[list[Any], bool]:
-    """The drafts to load, and whether they were not named, but found next to the target's weights."""
-    if draft is not None:
-        several = isinstance(draft, Sequence) and not isinstance(draft, str)
-        return (list(draft) if several else [draft]), False  # type: ignore[arg-type]
-    beside = checkpoint.draft_beside(target) if isinstance(target, str | Path) else None
-    return ([] if beside is None else [beside]), beside is not None
-
-
-@contextmanager
-def _left_alone(sources: Sequence[Any], beside: bool) -> Iterator[None]:
-    """Log what is wrong with drafts found `beside` the target, which is loaded without; of named ones it is raised."""
-    try:
-        yield
-    except (ModelError, ConfigurationError, RequestError) as error:
-        if not beside:
-            raise
-        log.warning("%s is left alone: %s", sources[0], error)
-
-
-def _map(words: Tokenizer, home: Path | None, draft: Path | None) -> VocabularyMap | None:
-    """The map to a draft's vocabulary; None where each id means the same, or where the draft is no checkpoint.
-
-    `words` were read from `home`; a copy of that file is not read.
-    """
-    if draft is None:
-        return None
-    if draft.is_file() and words.backend.get_vocab(True) == gguf_tokenizer.vocabulary(draft):
-        return None
-    if home is not None and not draft.is_file():
-        known, file = home / "tokenizer.json", draft / "tokenizer.json"
-        if known.is_file() and file.is_file() and filecmp.cmp(known, file, shallow=False):
-            return None
-    other = Tokenizer.load(draft)
-    return None if other.agrees_with(words) else VocabularyMap.of(words, other)
 
 
 def _of_drafts(
@@ -281,9 +251,9 @@ class _Draft:
     @classmethod
     def of(cls, source: ModelSource, how: _How, words: Tokenizer | None, home: Path | None) -> _Draft:
         """Check a source; `words` is the target's tokenizer, and `home` the checkpoint that it was read from."""
-        kind = _head_kind(source)
+        kind = head_kind(source)
         place = _checked(source, how) if kind is None else None
-        return cls(source, kind, place, None if words is None else _map(words, home, place))
+        return cls(source, kind, place, None if words is None else vocabulary_map(words, home, place))
 
     def load(self, how: _How, target: CausalModel) -> CausalModel:
         """The model, where it is and in the tokens that the target needs."""
@@ -370,19 +340,6 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
     if not isinstance(source, CausalModel):
         raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
     return source
-
-
-def _head_kind(source: ModelSource) -> str | None:
-    """The kind of head in a directory or file, or under a hub id: a key of HEADS; None: it is something else."""
-    if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
-        return None
-    return foreign_heads.kind_of(checkpoint.locate(source))
-
-
-def count_of_models(drafts: Sequence[ModelSource]) -> int:
-    """How many draft models there are among some sources, as `methods.base.without_heads` has them."""
-    heads = sum(_head_kind(source) is not None for source in drafts) if len(drafts) > 1 else 0
-    return len(drafts) - heads or len(drafts)
 
 
 def _adapter() -> Any:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from draftwood.core.records import Ranking
 from draftwood.depth import DepthController, parse_depth
 from draftwood.draft import Drafter
-from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.base import CausalModel
 from draftwood.models.heads.medusa import Heads
 from draftwood.runtime.session import Session
@@ -30,8 +30,8 @@ def trained_head(model: CausalModel) -> str | None:
 
 
 def without_heads(drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-    """The draft models among loaded drafts, or all drafts where there are only trained heads."""
-    return [model for model in drafts if trained_head(model) is None] or drafts
+    """The draft models among loaded drafts; of trained heads alone the first, from which some methods draft, too."""
+    return [model for model in drafts if trained_head(model) is None] or drafts[:1]
 
 
 class Parts(NamedTuple):
@@ -51,6 +51,7 @@ class Method(BaseModel):
     name: ClassVar[str]
     summary: ClassVar[str]
     draft_models: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most that it works with
+    takes_heads: ClassVar[bool] = False  # whether a trained head may take a draft model's place
     sizes: ClassVar[tuple[str, ...]] = ()  # options that say how much a round drafts
 
     @model_validator(mode="before")
@@ -91,7 +92,13 @@ class Method(BaseModel):
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         """The models that it drafts with: of the loaded `drafts`, or made for the target; asked once per engine."""
-        return without_heads(drafts)[: self.draft_models[1]]
+        models = without_heads(drafts)[: self.draft_models[1]]
+        if not self.takes_heads and models and (kind := trained_head(models[0])) is not None:
+            raise ModelError(
+                f"method {self.name} needs a draft model; a trained head reads hidden states of its target, and cannot "
+                f"run alone as a draft model: use method {'medusa' if kind == 'heads' else kind}"
+            )
+        return models
 
     @abstractmethod
     def verifier(self) -> Verifier:

@@ -83,6 +83,7 @@ def skipped_target(target: CausalModel, file: str | None, skipped: skip.Skipped 
 class SourcedMethod(Method):
     """A method that drafts from whatever has draft logits after a node (`draft.base.Source`)."""
 
+    takes_heads = True
     FROM: ClassVar[dict[str, str]] = {  # drafter -> option of its file
         "exit": "exit",
         "eagle": "head",

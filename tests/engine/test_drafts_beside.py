@@ -10,12 +10,16 @@ import gguf_files
 import pytest
 import tiny_models
 import torch
+from mtp_layers import write_with_mtp
 from native_library import needs_native
 
 import draftwood
-from draftwood import ModelError
+from draftwood import ConfigurationError, ModelError
+from draftwood.cli.groups import ModelOptions
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.heads import eagle, medusa
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.pruned import PrunedDraft, save
 from draftwood.models.text.tokenizer import Tokenizer
 
@@ -52,6 +56,64 @@ def test_a_lone_gguf_file_beside_the_weights_is_found(tmp_path: Path, caplog: py
     file.unlink()
     engine = draftwood.load(target, device="cpu")
     assert len(engine.drafts) == 1 and "parts-00001-of-" in engine.names["draft"][0]
+
+
+def test_a_targets_own_layer_comes_before_a_draft_beside_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Which of them drafts is said; a name takes the other."""
+    write_with_mtp(tmp_path, "qwen3_5", vocab_size=257)
+    beside = tiny_models.write(tmp_path / "draft", 1)
+    shutil.copy(beside / "tokenizer.json", tmp_path)
+    engine = draftwood.load(tmp_path, device="cpu")
+    assert engine.drafts == [] and engine.default_method.name == "mtp"
+    assert f"{beside} is left alone: the target's own layer of multi-token prediction drafts; name it" in caplog.text
+    assert ModelOptions(target=str(tmp_path)).drafts == 0
+    assert ModelOptions(target=str(tmp_path), tensor_parallel=2).drafts == 1  # processes have no such layer
+    caplog.clear()
+    named = draftwood.load(tmp_path, beside, device="cpu")
+    assert len(named.drafts) == 1 and named.default_method.name == "speculative" and not caplog.text
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, and what was trained for it: by kind its directory."""
+    place = tmp_path_factory.mktemp("heads")
+    target = checkpoint.load(tiny_models.write(place / "target", 1), "float32", "cpu", packed=False)
+    head, several, draft = (
+        EagleHead.of(target),
+        medusa.Heads.of(target, 2),
+        PrunedDraft.of(target, [1], torch.arange(9)),
+    )
+    eagle.save(head.weights(), place / "eagle", head.target, head.reads)
+    medusa.save(several.weights(), place / "medusa", several.target)
+    save(draft.weights(), place / "draft", draft.target, draft.kept)
+    return {each.name: each for each in place.iterdir()}
+
+
+@pytest.mark.parametrize("option", [{"draft_dtype": "float64"}, {"draft_device": "cpu"}])
+def test_options_of_draft_models_are_refused_without_one(heads: dict[str, Path], option: dict[str, str]) -> None:
+    """A head is computed as its target is."""
+    (name,) = option
+    for kind in ("eagle", "medusa", "draft"):
+        sentence = rf"{name} is for draft models that stand alone, but .*{kind} is computed as its target is; leave it"
+        with pytest.raises(ConfigurationError, match=sentence):
+            draftwood.load(heads["target"], heads[kind], device="cpu", **option)
+    with pytest.raises(ConfigurationError, match=f"{name} is for draft models, and there is none; leave it out"):
+        draftwood.load(heads["target"], device="cpu", **option)
+    models = [heads["target"], heads["eagle"]]
+    assert len(draftwood.load(heads["target"], models, device="cpu", **option).drafts) == 2
+
+
+@pytest.mark.parametrize(("kinds", "method"), [(["eagle", "medusa"], "eagle"), (["medusa", "eagle"], "medusa")])
+def test_of_heads_alone_the_first_is_the_draft(heads: dict[str, Path], kinds: list[str], method: str) -> None:
+    """Methods that draft from heads take it; those that do not name its method."""
+    engine = draftwood.load(heads["target"], [heads[kind] for kind in kinds], device="cpu")
+    assert engine.default_method.name == method
+    assert ModelOptions(target=str(heads["target"]), draft=[str(heads[kind]) for kind in kinds]).drafts == 1
+    tree = {"name": "mcsd", "tree": [2, 1]}
+    assert engine.generate([1, 2, 3], tree, max_new_tokens=8, ignore_eos=True).metrics.drafted > 0
+    for name in ("speculative", "specinfer"):
+        with pytest.raises(ModelError, match=f"method {name} needs a draft model; .*: use method {method}$"):
+            engine.generate([1, 2, 3], name, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from draftwood.engine.loading import THROUGH_TRANSFORMERS
+from draftwood.engine.draft_sources import THROUGH_TRANSFORMERS
 
 FLAGS = ["Once upon a time", "--max-new-tokens", "24", "--temperature", "0", "--dtype", "float64", "--json"]
 
