@@ -38,8 +38,13 @@ def find(target: CausalModel) -> MtpHead:
     Raises ModelError where there is none.
     """
     decoder = layered(target)
+    if decoder.parallel.size > 1:
+        raise ModelError(
+            "a layer of multi-token prediction is not read for a target that processes share; leave out "
+            "tensor_parallel, or use another draft"
+        )
     with ExitStack() as stack:
-        stored = None if decoder.parallel.size > 1 else _found(decoder.source, stack)
+        stored = _found(decoder.source, stack)
         if stored is None:
             raise ModelError(
                 f"{decoder.source or 'the target'} has no layer of multi-token prediction (tensors mtp.*, of layers "

@@ -149,6 +149,13 @@ def test_no_method_is_left_out() -> None:
     assert {method["name"] for method in METHODS.values()} == set(methods.METHODS) - alone
 
 
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_what_drafts_for_one_process_alone_says_so(name: str, parts: Split, draft: Decoder, tmp_path: Path) -> None:
+    method = {"name": name, "block": str(tmp_path)} if name == "dflash" else {"name": name}
+    with pytest.raises(ModelError, match="leave out tensor_parallel"):
+        engine(parts.driver, draft).generate(STORY, method, max_new_tokens=4)
+
+
 @pytest.mark.slow
 def test_many_requests_in_little_memory(whole: Decoder, parts: Split, draft: Decoder) -> None:
     """Extents that move, grow and are taken over: the followers' caches do what the driver's does."""
