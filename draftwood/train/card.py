@@ -56,7 +56,8 @@ class Origin:
 def write_card(directory: Path, kind: str, origin: Origin, target: str, trained: Mapping[str, float]) -> None:
     """Write the card of a drafter of a kind of `KINDS` into its directory; one that somebody else wrote is left alone.
 
-    `target` is the target's fingerprint; `trained` has the numbers of steps, tokens and seconds, and held-out figures.
+    `target` is the target's fingerprint; `trained` has the numbers of steps, tokens and seconds, and held-out figures,
+    `measured` after so many steps.
     """
     path = directory / CARD
     if path.is_file() and MARK not in path.read_text("utf-8", "replace"):
@@ -68,7 +69,7 @@ def write_card(directory: Path, kind: str, origin: Origin, target: str, trained:
     used = f"--method eesd --set exit={directory.name}" if kind == "exit" else f"--draft {directory.name}"
     texts = (
         f"{origin.source.held_out} rows of at most {origin.source.context} tokens of {Path(origin.source.data).name}"
-    )
+    ) + (f", measured after {trained['measured']:,.0f} steps" if trained["measured"] < trained["steps"] else "")
     path.write_text(
         f"""---
 {MARK}

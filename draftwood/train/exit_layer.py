@@ -77,7 +77,6 @@ class ExitRun(TrainingRun):
     kind = "exit"  # of the file that it writes, a key of `artifact.KINDS`
     numbered = False  # whether figures of a single head are numbered
     on_save: Callable[[Mapping[str, float]], None] = staticmethod(lambda trained: None)  # told how far it is
-    ranked = np.zeros((0, 0))  # [head, rank]: how often its best, second, ... token was right
 
     def __init__(
         self,
@@ -128,12 +127,16 @@ class ExitRun(TrainingRun):
         return bool(self.progress.step >= self.settings.steps)
 
     def save(self, stored: torch.dtype = torch.bfloat16) -> None:
-        """Write the run and the exit layer as it stands; only the first process does."""
+        """Write the run and the exit layer as it stands; only the first process does.
+
+        Its figures are the last that were measured, which say after how many steps.
+        """
         if self.rank.number:
             return
         self.save_state()
-        held_out = {key: value for key, value in (self.progress.curve or [{}])[-1].items() if key != "step"}
-        trained = {"steps": self.progress.step, "tokens": self.progress.tokens, **held_out}
+        held_out = dict((self.progress.curve or [{}])[-1])
+        trained = {"steps": self.progress.step, "tokens": self.progress.tokens, "measured": held_out.pop("step", 0.0)}
+        trained |= held_out
         self.write(stored, trained)
         self.on_save({**trained, "seconds": self.progress.seconds})
 
@@ -226,6 +229,8 @@ class ExitRun(TrainingRun):
     def measure(self, rows: int = 4) -> dict[str, float]:
         """Held-out figures, added to the curve; of heads those of head k as `loss_k`, of head 1 plain too.
 
+        `progress.ranks` [head][rank] becomes how often a head's best, second, ... token is right.
+
         loss: cross-entropy in nats; acceptance: mean of sum_x min(p(x), q(x)); agreement: share of places where both
         have the same most probable token. `rows` are computed at a time.
         """
@@ -249,7 +254,7 @@ class ExitRun(TrainingRun):
                 ranked[k, :known] += best.sum(0).cpu().numpy()
                 places[k] += len(ahead)
         sums, ranked, places = (rank.sum(values, device) for values in (sums, ranked, places))
-        self.ranked = ranked / places.clip(min=1)
+        self.progress.ranks = (ranked / places.clip(min=1)).round(4).tolist()
         heads = [dict(zip(HELD_OUT_FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
         point = {"step": float(self.progress.step), **heads[0]}
         if len(heads) > 1 or self.numbered:
@@ -311,6 +316,9 @@ class ExitRun(TrainingRun):
         progress, saved, due = self.progress, self.progress.step, time.monotonic() + SAVE_SECONDS
         if not progress.curve:
             self.measure()
+        elif (progress.step % measure_every == 0 or self.done) and progress.curve[-1]["step"] < progress.step:
+            self.measure()  # it was interrupted before it could
+            self.save(stored)
         try:
             while not self.done and not self.stalled(patience):
                 figures = self.step()

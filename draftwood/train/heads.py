@@ -33,7 +33,7 @@ class HeadRun(ExitRun):
         return Heads.of(self.target, self.settings.heads, self.settings.shared)
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
-        ranks = self.ranked.round(4).tolist()
+        ranks = self.progress.ranks
         save(self.exit.weights(), self.out, self.facts["target"], stored, ranks=ranks, trained=trained)
 
     @property

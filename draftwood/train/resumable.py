@@ -122,6 +122,7 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)  # held-out figures
+    ranks: list[list[float]] = field(default_factory=list)  # see `ExitRun.measure`
     cursor: dict[str, int] = field(default_factory=dict)  # the next row to be read, by the rows' length
 
 

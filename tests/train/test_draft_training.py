@@ -158,16 +158,18 @@ def test_the_card_says_what_it_drafts_for(tmp_path: Path) -> None:
     settings = DraftSettings(steps=3, batch=2, warmup=1, kept=[1], vocabulary=40, precision="float32")
     source = TextSource(data=str(text), context=16, rows=8, held_out=2)
     reports = train(
-        partial(prepare, DraftRun, settings, out, source, target, "cpu"), Saving(measure_every=2, save_every=2)
+        partial(prepare, DraftRun, settings, out, source, target, "cpu"), Saving(measure_every=3, save_every=2)
     )
     while next(reports).step < 2:
         pass
     card = (out / CARD).read_text("utf-8")
     assert "# Draft model for tiny" in card and "trained for | 2 steps, 64 tokens" in card
+    assert "of texts.txt, measured after 0 steps |" in card
     size = (target / "model.safetensors").stat().st_size
     assert f"({size:,} bytes of weights, fingerprint {artifact.load(out / FILE, 'draft').models['target']})" in card
     *_, last = reports
     card = (out / CARD).read_text("utf-8")
+    assert "of texts.txt |" in card
     assert last.document is not None and f"temperature 1, of drafted tokens | {last.document['acceptance']:.3f}" in card
     (line,) = (line for line in card.splitlines() if line.startswith("draftwood train draft "))
     assert shlex.split(line)[3:] == [

@@ -128,6 +128,45 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         run(tmp_path / "broken", heads=2)
 
 
+def test_a_resumed_run_keeps_the_ranks_that_were_measured(tmp_path: Path) -> None:
+    target = decoder()
+    for number in range(2):
+        steps = run(tmp_path, target).train(100, 100, torch.float32)
+        next(steps)
+        steps.close()
+        ranks = load(tmp_path, target).ranks
+        assert len(ranks) == 3 and sum(ranks[0]) > 0, number
+
+
+@pytest.mark.parametrize("last", [4, 6])
+def test_an_interrupted_step_is_measured_when_the_run_goes_on(
+    tmp_path: Path, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right after a step that is to be measured, the last one too; till then the figures say whose they are."""
+    target = decoder()
+    whole = run(tmp_path / "whole", target)
+    list(whole.train(100, 2, torch.float32))
+    broken, step = run(tmp_path / "broken", target), HeadRun.step
+
+    def interrupted(job: HeadRun) -> dict[str, float]:
+        figures = step(job)
+        if job.progress.step == last:
+            raise KeyboardInterrupt
+        return figures
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(HeadRun, "step", interrupted)
+        list(broken.train(100, 2, torch.float32))
+    trained = artifact.load(tmp_path / "broken" / FILE, "heads").about["trained"]
+    assert (trained["steps"], trained["measured"]) == (last, last - 2)
+    again = run(tmp_path / "broken", target)
+    list(again.train(100, 2, torch.float32))
+    assert again.progress.curve == whole.progress.curve
+    trained = artifact.load(tmp_path / "broken" / FILE, "heads").about["trained"]
+    assert (trained["steps"], trained["measured"]) == (6, 6)
+    assert trained["acceptance"] == whole.progress.curve[-1]["acceptance"]
+
+
 def test_what_was_trained_is_loaded_and_drafts(tmp_path: Path) -> None:
     target = decoder()
     job = run(tmp_path, target, steps=30)
