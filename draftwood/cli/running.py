@@ -164,6 +164,16 @@ def check_writable(out: Path | None, flag: str = "--out") -> None:
         ) from None
 
 
+def check_directory(out: Path) -> None:
+    """Raise ConfigurationError where --out could not become a directory with files of ours; nothing is made."""
+    place = next(each for each in (out, *out.absolute().parents) if os.path.exists(each))
+    if not place.is_dir():
+        what = "which" if place == out else f"but {place}"
+        raise ConfigurationError(f"--out is {out}, {what} is a file; name a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out is {out}, but {place} cannot be written; name another directory")
+
+
 def write_text(out: Path, text: str, flag: str = "--out") -> None:
     """Write a file, or leave what was there and raise ConfigurationError: the disk may be full."""
     try:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import OUTPUT, OutputOptions, QuantizedOptions, TargetOptions
 from draftwood.cli.options import OptionGroup, flag
-from draftwood.cli.running import check_writable, progress
+from draftwood.cli.running import check_directory, check_writable, progress
 from draftwood.cli.scaling import RayOptions
-from draftwood.errors import ConfigurationError
 from draftwood.train.settings import (
     DFlashSettings,
     DraftSettings,
@@ -163,8 +162,7 @@ def _train(
     from draftwood.train.runs import prepare
 
     out = training.out
-    if out.exists() and not out.is_dir():
-        raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
+    check_directory(out)  # else what was trained before the first save would be lost
     make = partial(prepare, kind, settings, out, training, training.target, training.device, training.dtype)
     document = None
     try:

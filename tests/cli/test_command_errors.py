@@ -211,6 +211,7 @@ FIRST = [  # what is wrong is told without the model, which takes seconds to loa
     ["train", "medusa", "--out", "file"],
     ["train", "eagle", "--out", "file"],
     ["train", "dflash", "--out", "file"],
+    ["train", "draft", "--out", "file/of/mine"],
 ]
 
 
@@ -224,6 +225,16 @@ def test_flags_and_places_are_checked_before_models_load(
     monkeypatch.setattr("draftwood.models.checkpoints.checkpoint.load", lambda *given, **options: pytest.fail("loaded"))
     assert refused(command(*arguments))
     assert Path("file").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_training(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("draftwood.models.checkpoints.checkpoint.load", lambda *given, **options: pytest.fail("loaded"))
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+    sentence = refused(command("train", "eagle", "--out", tmp_path / "new" / "head"))
+    assert f"but {tmp_path} cannot be written; name another directory" in sentence
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["plan", "tune"])
