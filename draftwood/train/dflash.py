@@ -87,7 +87,7 @@ class DFlashRun(ExitRun):
         here = torch.ones(len(tokens), len(anchors), dtype=torch.bool, device=tokens.device)
         for k in range(1, self.settings.block):
             before = tokens[:, (anchors + k - 1).clamp(max=end - 1)]
-            here = here & (before != self.texts.end) & (anchors + k < end)
+            here = here & ~self.texts.is_end(before) & (anchors + k < end)
             places.append(here)
         return places
 

@@ -218,7 +218,8 @@ class ExitRun(TrainingRun):
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
         """For each head the places [B, T - 1] of tokens [B, T] that count: all but padding (an end after an end)."""
-        return [(tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)]
+        ends = self.texts.is_end(tokens)
+        return [~(ends[:, 1:] & ends[:, :-1])]
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """For each head, at the places that count: logits [n, V], the token to predict [n], log p [n, V] or None."""

@@ -62,9 +62,9 @@ class HeadRun(ExitRun):
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
         """As for an exit, without places where a text ends before the predicted token: nothing is drafted there."""
-        places, here = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        places, here, goes_on = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool), ~self.texts.is_end(tokens)
         for k in range(1, self.settings.heads + 1):
-            here = here[:, :-1] & (tokens[:, k:-1] != self.texts.end)
+            here = here[:, :-1] & goes_on[:, k:-1]
             places.append(here)
         return places
 

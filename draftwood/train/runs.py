@@ -72,9 +72,11 @@ def prepare(
     directory = EMBEDDED / "target" if target is None else checkpoint.locate(target)
     model = checkpoint.load(directory, dtype, place, packed=False)
     kind.settled(model, settings).check(rank.count)  # before texts are read
-    end, context = min(checkpoint.end_tokens(directory), default=0), min(source.context, model.context)
-    sizes = context, source.rows, source.held_out
-    texts = read_texts(data, Tokenizer.load(directory), end, *sizes, settings.seed, model.vocab_size)
+    words, ends = Tokenizer.load(directory), checkpoint.end_tokens(directory)
+    sizes = min(source.context, model.context), source.rows, source.held_out
+    texts = read_texts(
+        data, words, min(ends, default=0), *sizes, settings.seed, model.vocab_size, ends | words.end_tokens
+    )
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     packed = checkpoint.load(directory, dtype, place) if place == "cpu" and not model.recurrent_shapes else None
     reader = PackedReader(packed) if packed is not None and packed.by_program else None

@@ -28,16 +28,17 @@ from draftwood.train.settings import WritingSettings
 from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json, read_text
 
-CHUNK = 32  # texts that are written to the file together
+CHUNK = 32  # texts that an engine writes side by side
 
 
 def write_texts(
     engine: Engine, plan: WritingSettings, out: Path, concurrency: int = 16, engines: EngineMap | None = None
 ) -> Iterator[int]:
-    """Write texts to `out`, a line of JSON each, from where the file ends; yields their number after each chunk.
+    """Write texts to `out`, a line of JSON each, from where the file ends; yields their number, then after each text.
 
-    `engines` share the chunks; by default there is only the one. A line has tokens, text, prompt_tokens and source
-    (target or given). Raises ConfigurationError where the file was begun with other settings.
+    `engines` share the chunks; by default there is only the one. A line has tokens (with the one by which the target
+    ended the text), text, prompt_tokens and source (target or given). Raises ConfigurationError where the file was
+    begun with other settings.
     """
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer, so it can write no text")
@@ -59,11 +60,11 @@ def write_texts(
     with out.open("a", encoding="utf-8") as file:
         chunks = [range(first, min(first + CHUNK, plan.count)) for first in range(number, plan.count, CHUNK)]
         setup = partial(_writer, plan, prompts, given, concurrency)
-        for numbers, entries in zip(chunks, (engines or alone(engine))(setup, chunks), strict=True):
-            for entry in entries:
-                file.write(json.dumps(entry) + "\n")
+        entries = itertools.chain.from_iterable((engines or alone(engine))(setup, chunks))
+        for written, entry in enumerate(entries, number + 1):
+            file.write(json.dumps(entry) + "\n")
             file.flush()
-            yield numbers.stop
+            yield written
 
 
 def _writer(
@@ -88,17 +89,23 @@ def _chunk(
         prompt = prompts[(number - int(number * plan.given_share)) % len(prompts)]
         tokens = words.encode(prompt) if isinstance(prompt, str) else words.chat(cast(Sequence[Message], prompt))
         starts[number] = tokens[: max(1, engine.target.context // 2)]
-    opened = _continued(engine, plan, starts, {n: _opening(plan, n) for n in mine}, 0.0, concurrency)
+    lengths = {number: _opening(plan, number) for number in mine}
+    opened = {number: ([], False) for number in mine} | dict(
+        _continued(engine, plan, starts, lengths, 0.0, concurrency)
+    )
     left = {
         number: plan.max_new_tokens - len(tokens)
         for number, (tokens, over) in opened.items()
         if not over and plan.max_new_tokens > len(tokens)
     }
     begun = {number: [*starts[number], *opened[number][0]] for number in left}
-    sampled = _continued(engine, plan, begun, left, plan.temperature, concurrency)
-    for number in numbers:
+    sampled, ended = dict[int, list[int]](), _continued(engine, plan, begun, left, plan.temperature, concurrency)
+    for number in numbers:  # each as soon as it has ended, so that Ctrl-C loses those alone that have not
+        while number in left and number not in sampled:
+            now, (tokens, _) = next(ended)
+            sampled[now] = tokens
         if number in starts:
-            tokens = [*starts[number], *opened[number][0], *(sampled[number][0] if number in sampled else ())]
+            tokens = [*starts[number], *opened[number][0], *sampled.get(number, ())]
             source, prompt_tokens = "target", len(starts[number])
         else:
             tokens = given[int(number * plan.given_share) % len(given)]
@@ -117,20 +124,13 @@ def _continued(
     lengths: Mapping[int, int],
     temperature: float,
     concurrency: int,
-) -> dict[int, tuple[list[int], bool]]:
-    """(new tokens without the end token, True if the text has ended) of each number."""
+) -> Iterator[tuple[int, tuple[list[int], bool]]]:
+    """(number, (new tokens, True if the text has ended: the last one says so)), as each ends."""
     numbers = [number for number in starts if lengths[number]]
-    results = engine.batch(
-        [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in numbers],
-        concurrency,
-        method="autoregressive",
-        sampling={"temperature": temperature},
-    )
-    made: dict[int, tuple[list[int], bool]] = {number: ([], False) for number in starts}
-    for number, result in zip(numbers, results, strict=True):
-        over = bool(result.tokens) and result.tokens[-1] in engine.end_tokens
-        made[number] = result.tokens[:-1] if over else result.tokens, over
-    return made
+    requests = [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in numbers]
+    options: Any = {"method": "autoregressive", "sampling": {"temperature": temperature}}
+    for place, result in engine.as_completed(requests, concurrency, **options):
+        yield numbers[place], (result.tokens, bool(result.tokens) and result.tokens[-1] in engine.end_tokens)
 
 
 def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[Prompt]:

@@ -28,13 +28,19 @@ Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 class Texts:
     """Rows of `context` tokens: those to train on [R, context] and those held out [H, context].
 
-    `digest` tells data apart, so that a run is only resumed with what it began with.
+    `digest` tells data apart, so that a run is only resumed with what it began with. `end` is between texts and fills
+    rows; `ends` are all tokens that the model may end a text with.
     """
 
     train: Tokens
     held_out: Tokens
     digest: str
     end: int
+    ends: frozenset[int] = frozenset()
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Whether each of the tokens ends a text."""
+        return torch.isin(tokens, torch.tensor([self.end, *sorted(self.ends)], device=tokens.device))
 
     def frequent(self, count: int | None = None, share: float = 1.0) -> Tensor:
         """The `count` most frequent tokens [n] of the training rows, in order; None: the fewest that make a `share`."""
@@ -55,8 +61,11 @@ def read_texts(
     held_out: int,
     seed: int = 0,
     vocabulary: int | None = None,
+    ends: frozenset[int] = frozenset(),
 ) -> Texts:
-    """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file; `end` is put between texts.
+    """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file.
+
+    `end` is put behind texts that do not end in one of `ends`.
 
     A .jsonl file has an object with text, messages or tokens in each line; any other file is one text. Every twentieth
     text, or piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used, and for tokens
@@ -70,11 +79,11 @@ def read_texts(
         def packed(split: Split, count: int) -> Tokens:
             return _array(itertools.islice(filled(mixed(encode, end, split, seed), context, end), count), context)
 
-        return Texts(packed("train", rows), packed("held-out", held_out), f"{CORPUS}-{seed}", end)
+        return Texts(packed("train", rows), packed("held-out", held_out), f"{CORPUS}-{seed}", end, ends)
     path = Path(data)
     pieces = [
         piece[start : start + context]
-        for piece in documents_of(path, tokenizer, end, vocabulary)
+        for piece in documents_of(path, tokenizer, end, vocabulary, ends)
         for start in range(0, len(piece), context)
     ]
     if len(pieces) < 2:
@@ -89,11 +98,16 @@ def read_texts(
         _array(itertools.islice(filled(iter(part), context, end), count), context)
         for part, count in ((rest, rows), (apart, held_out))
     )
-    return Texts(train, held_out_rows, sha256(path.read_bytes()).hexdigest()[:16], end)
+    return Texts(train, held_out_rows, sha256(path.read_bytes()).hexdigest()[:16], end, ends)
 
 
-def documents_of(path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None) -> Iterator[list[int]]:
-    """Token ids of each text of a file, with `end` behind it; ConfigurationError for one beyond the `vocabulary`."""
+def documents_of(
+    path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None, ends: frozenset[int]
+) -> Iterator[list[int]]:
+    """Token ids of each text of a file, with `end` behind it unless it ends in one of `ends`.
+
+    ConfigurationError for a token beyond the `vocabulary`.
+    """
     for tokens in texts_of(path, tokenizer):
         if vocabulary is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise ConfigurationError(
@@ -101,7 +115,7 @@ def documents_of(path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | N
                 "give text, or tokens of this model"
             )
         if tokens:
-            yield [*tokens, end]
+            yield tokens if tokens[-1] in ends else [*tokens, end]
 
 
 def _array(rows: Iterator[list[int]], context: int) -> Tokens:

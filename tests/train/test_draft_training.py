@@ -150,6 +150,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             load(tmp_path, target)
 
 
+def test_every_token_that_ends_the_targets_texts_is_known(tmp_path: Path) -> None:
+    target, text = tiny_models.write(tmp_path / "tiny", 1), tmp_path / "texts.jsonl"
+    (target / "generation_config.json").write_text('{"eos_token_id": [256, 10]}')
+    text.write_text('{"tokens": [1, 2, 3, 10]}\n{"tokens": [4, 5, 6]}\n' * 9)
+    settings = DraftSettings(steps=1, batch=2, kept=[1], vocabulary=9)
+    source = TextSource(data=str(text), context=4, rows=8, held_out=2)
+    texts = prepare(DraftRun, settings, tmp_path / "out", source, target, "cpu")[0].texts
+    assert (texts.end, texts.ends) == (10, {256, 10})
+    assert {tuple(row) for row in texts.train.tolist()} == {(1, 2, 3, 10), (4, 5, 6, 10)}
+
+
 def test_the_card_says_what_it_drafts_for(tmp_path: Path) -> None:
     """At each save; the command in it asks for the same run. A README of somebody else stays."""
     target, out = tiny_models.write(tmp_path / "tiny", 1), tmp_path / "draft"

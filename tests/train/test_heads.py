@@ -15,6 +15,7 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.medusa import FILE, Heads, load, save
+from draftwood.train.exit_layer import ExitRun
 from draftwood.train.heads import HeadRun
 from draftwood.train.settings import HeadSettings
 from draftwood.train.texts import Texts
@@ -73,6 +74,19 @@ def test_loss_by_hand(tmp_path: Path, distill: float) -> None:
     counts = [int(here.sum()) for here in job.counted(tokens)]
     got = job.loss(logits, tokens, answer if distill else None, counts)
     assert float(got.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_places_behind_any_end_do_not_count(tmp_path: Path) -> None:
+    """Also behind a token that ends texts, but is not put between them."""
+    other = 9
+    made = replace(texts(), ends=frozenset({other}))
+    job = HeadRun(decoder(), made, settings(), tmp_path)
+    tokens = torch.tensor([[5, 6, 7, other, 1, 2, 3, END, END, END]])
+    seen = [here[0].tolist() for here in job.counted(tokens)]
+    assert seen[0] == [True, True, False, True, True, True, False, False]
+    assert seen[1] == [True, False, False, True, True, False, False]
+    (of_exit,) = ExitRun.counted(job, tokens)
+    assert of_exit[0].tolist() == [True] * 7 + [False] * 2
 
 
 def test_they_begin_as_the_targets_head() -> None:

@@ -16,6 +16,7 @@ from draftwood.train.packing import SHARES, in_shares
 from draftwood.train.prompts import CORPUS, read_prompts
 from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import WritingSettings
+from draftwood.train.texts import documents_of, read_texts
 from draftwood.util.safe_parsing import parse_json
 
 
@@ -49,6 +50,34 @@ def test_texts_of_the_target_and_given_ones_have_the_domains_of_training(tokeniz
     prompts = [line["tokens"][: line["prompt_tokens"]] for line in lines if line["source"] == "target"]
     longest = load(EMBEDDED / "target").target.context // 2
     assert prompts == [tokenizer.encode(document.prompt)[:longest] for document, _ in documents(tokenizer, 7, 40)]
+
+
+def test_a_text_is_kept_as_soon_as_it_has_ended(tmp_path: Path) -> None:
+    """So whoever interrupts loses none of those, and what is gone on with is the same file."""
+    engine, plan = load(EMBEDDED / "target"), WritingSettings(count=7, max_new_tokens=9)
+    list(write_texts(engine, plan, whole := tmp_path / "whole.jsonl", concurrency=2))
+    texts = write_texts(engine, plan, broken := tmp_path / "broken.jsonl", concurrency=2)
+    assert next(texts) == 0
+    for count in (1, 2, 3):
+        assert next(texts) == count == len(broken.read_bytes().splitlines())
+    texts.close()
+    assert whole.read_bytes().startswith(broken.read_bytes())
+    assert list(write_texts(engine, plan, broken, concurrency=3)) == [3, 4, 5, 6, 7]
+    assert whole.read_bytes() == broken.read_bytes()
+
+
+def test_texts_keep_the_token_that_ended_them(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A chat model has several; only the one that it ends its turn with is what a drafter should learn."""
+    engine, out = load(EMBEDDED / "target"), tmp_path / "texts.jsonl"
+    period = tokenizer.encode(".")[-1]
+    engine.requests.end_tokens = frozenset({0, period})
+    list(write_texts(engine, WritingSettings(count=4, max_new_tokens=40), out))
+    ended = [line["tokens"] for line in map(parse_json, out.read_text("utf-8").splitlines())]
+    assert any(tokens[-1] == period for tokens in ended)
+    ends = frozenset({0, period})
+    read = list(documents_of(out, tokenizer, 0, None, ends))
+    assert read == [tokens if tokens[-1] in ends else [*tokens, 0] for tokens in ended]
+    assert read_texts(str(out), tokenizer, 0, 128, 9, 9, ends=ends).ends == ends
 
 
 def test_prompts_may_be_conversations(tmp_path: Path) -> None:
