@@ -108,7 +108,7 @@ def _prompts(engine: Engine, file: Path | None, max_new_tokens: int) -> list[lis
     if file is not None:
         given = read_prompts(file, chat)
     elif is_embedded(engine.names.get("target")):
-        given = list(corpus_prompts(1))
+        given = corpus_prompts(1)
     else:
         given = [[{"role": "user", "content": text}] if chat else text for text in QUESTIONS]
     if engine.tokenizer is None:

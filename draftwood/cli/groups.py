@@ -373,7 +373,7 @@ class WorkloadOptions(OptionGroup):
     prompts: Path | None = flag(
         None, "One prompt per line, or .jsonl with 'prompt' or 'messages'. Default: the embedded corpus.", "FILE"
     )
-    chat: bool = flag(False, "Prompts of --prompts are users' messages: apply the checkpoint's chat template.")
+    chat: bool = flag(False, "Prompts are users' messages: apply the checkpoint's chat template.")
     documents: int = flag(8, "Without --prompts: prompts per domain.", ge=1)
     max_new_tokens: int = flag(64, "Most tokens to generate for each.", ge=2)
 
@@ -382,7 +382,7 @@ class WorkloadOptions(OptionGroup):
         from draftwood.train.prompts import corpus_prompts, read_prompts
 
         if self.prompts is None:
-            return list(corpus_prompts(self.documents, seed=seed))
+            return corpus_prompts(self.documents, seed=seed, chat=self.chat)
         return read_prompts(self.prompts, self.chat)
 
     def fitted(self, engine: Engine, texts: list[Prompt]) -> list[list[int]]:

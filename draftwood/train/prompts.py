@@ -47,10 +47,15 @@ def read_prompts(file: Path | str, chat: bool = False) -> list[Prompt]:
                     "messages"
                 )
         if line.strip():
-            texts.append([{"role": "user", "content": text}] if chat and isinstance(text, str) else text)
+            texts.append(text)
     if not texts:
         raise RequestError(f"the prompt file {file} is empty; give one prompt a line")
-    return texts
+    return as_messages(texts, chat)
+
+
+def as_messages(prompts: Sequence[Prompt], chat: bool) -> list[Prompt]:
+    """The prompts; with `chat` a text is a user's message of a conversation."""
+    return [[{"role": "user", "content": each}] if chat and isinstance(each, str) else each for each in prompts]
 
 
 def plain_texts(prompts: Sequence[Prompt]) -> list[str]:
@@ -61,23 +66,26 @@ def plain_texts(prompts: Sequence[Prompt]) -> list[str]:
     return texts
 
 
-def corpus_prompts(per_domain: int, split: Split = "held-out", seed: int = 0) -> list[str]:
-    """Prompts of documents of the embedded corpus, the domains taking turns; no model was trained on `held-out`."""
+def corpus_prompts(per_domain: int, split: Split = "held-out", seed: int = 0, chat: bool = False) -> list[Prompt]:
+    """Prompts of documents of the embedded corpus, the domains taking turns; no model was trained on `held-out`.
+
+    With `chat` they are users' messages.
+    """
     from draftwood.corpus import DOMAINS, documents
 
     each = [[item.prompt for item in islice(documents(domain, split, seed), per_domain)] for domain in DOMAINS]
-    return [prompt for prompt in chain(*zip_longest(*each)) if prompt is not None]
+    return as_messages([prompt for prompt in chain(*zip_longest(*each)) if prompt is not None], chat)
 
 
 def prompts_of(source: str, count: int, seed: int = 0, chat: bool = False) -> list[Prompt]:
     """At most `count` prompts of a file, or of the corpus that the embedded pair was trained on, every domain alike.
 
-    Those of a file may be conversations, and with `chat` all are.
+    Those of a file may be conversations, and with `chat` all prompts are.
     """
     if count < 1:
         raise RequestError(f"{count} prompts were asked for, but at least one is needed")
     if source == CORPUS:
-        return list(corpus_prompts(count, "train", seed)[:count])
+        return corpus_prompts(count, "train", seed, chat)[:count]
     return read_prompts(source, chat)[:count]
 
 

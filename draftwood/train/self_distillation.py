@@ -23,7 +23,7 @@ from draftwood.models.text.chat import Message
 from draftwood.models.text.text_files import texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import in_shares
-from draftwood.train.prompts import CORPUS, prompts_of
+from draftwood.train.prompts import CORPUS, as_messages, prompts_of
 from draftwood.train.settings import WritingSettings
 from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json, read_text
@@ -90,9 +90,8 @@ def _chunk(
         tokens = words.encode(prompt) if isinstance(prompt, str) else words.chat(cast(Sequence[Message], prompt))
         starts[number] = tokens[: max(1, engine.target.context // 2)]
     lengths = {number: _opening(plan, number) for number in mine}
-    opened = {number: ([], False) for number in mine} | dict(
-        _continued(engine, plan, starts, lengths, 0.0, concurrency)
-    )
+    opened: dict[int, tuple[list[int], bool]] = {number: ([], False) for number in mine}
+    opened |= _continued(engine, plan, starts, lengths, 0.0, concurrency)
     left = {
         number: plan.max_new_tokens - len(tokens)
         for number, (tokens, over) in opened.items()
@@ -136,7 +135,8 @@ def _continued(
 def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[Prompt]:
     wanted = plan.count - int(plan.count * plan.given_share)
     if plan.prompts == CORPUS:
-        return [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
+        texts = [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
+        return as_messages(texts, plan.chat)
     return prompts_of(plan.prompts, wanted, chat=plan.chat)
 
 

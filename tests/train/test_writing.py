@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from draftwood import RequestError, load
+from draftwood.cli.groups import WorkloadOptions
 from draftwood.corpus import Document
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models.text import chat
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import SHARES, in_shares
-from draftwood.train.prompts import CORPUS, read_prompts
+from draftwood.train.prompts import CORPUS, prompts_of, read_prompts
 from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import WritingSettings
 from draftwood.train.texts import documents_of, read_texts
@@ -97,9 +98,20 @@ def test_the_target_answers_conversations(tokenizer: Tokenizer, tmp_path: Path) 
     assert engine.tokenizer is not None
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     engine.tokenizer.templates = chat.declared({"chat_template": template}, "embedded")
-    prompts, out = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
+    prompts = tmp_path / "prompts.txt"
     prompts.write_text("Tell a story\n", "utf-8")
-    list(write_texts(engine, WritingSettings(prompts=str(prompts), chat=True, count=1, max_new_tokens=4), out))
-    (written,) = map(parse_json, out.read_text("utf-8").splitlines())
-    start = tokenizer.encode("user: Tell a story\n", add_special=False)
-    assert written["tokens"][: written["prompt_tokens"]] == start
+    ((document, _),) = documents(tokenizer, 0, 1)
+    for source, text in ((str(prompts), "Tell a story"), (CORPUS, document.prompt)):
+        out = tmp_path / f"{Path(source).name}.jsonl"
+        list(write_texts(engine, WritingSettings(prompts=source, chat=True, count=1, max_new_tokens=4), out))
+        (written,) = map(parse_json, out.read_text("utf-8").splitlines())
+        start = tokenizer.encode(f"user: {text}\n", add_special=False)
+        assert written["tokens"][: written["prompt_tokens"]] == start
+
+
+def test_prompts_of_the_corpus_may_be_messages() -> None:
+    for texts, talks in (
+        (WorkloadOptions().texts(), WorkloadOptions(chat=True).texts()),
+        (prompts_of(CORPUS, 5), prompts_of(CORPUS, 5, chat=True)),
+    ):
+        assert talks == [[{"role": "user", "content": text}] for text in texts]
