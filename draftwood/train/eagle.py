@@ -58,6 +58,11 @@ class EagleRun(ExitRun):
         return 0
 
     @property
+    def min_context(self) -> int:
+        """As for an exit; the first token behind that which is read is the target's."""
+        return len(self.factors) + 2
+
+    @property
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(self.settings.unroll)]
 

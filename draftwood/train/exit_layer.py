@@ -95,11 +95,17 @@ class ExitRun(TrainingRun):
         settings.check(rank.count)
         if not len(texts.train) or not len(texts.held_out):
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
-        self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
+        self.settings, context = settings, texts.train.shape[1]
+        if context < self.min_context:
+            raise ConfigurationError(
+                f"rows of {context} tokens are too short to learn to draft {len(self.factors)} in a row; give a "
+                f"context of at least {self.min_context}, or train to draft fewer"
+            )
+        self.target, self.texts, self.out, self.rank = target, texts, out, rank
         self.read = read or PlainReader(target, self._autocast)
         self.exit = self.made().train()
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
-        whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
+        whose = {"target": fingerprint(target), "data": texts.digest, "context": context}
         whose |= {"rows": len(texts.train), "held_out": len(texts.held_out)}
         super().__init__(self.exit, out / STATE, {**self.settings.model_dump(), **whose})
         self._forward: Any = _ForwardModule(self.exit)
@@ -203,6 +209,11 @@ class ExitRun(TrainingRun):
     def factors(self) -> list[float]:
         """Weight of the loss of each head; an exit counts as a single head."""
         return [1.0]
+
+    @property
+    def min_context(self) -> int:
+        """The fewest tokens of a row of which every head can learn: one that is read, then those that are drafted."""
+        return len(self.factors) + 1
 
     def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
         """sum_k factor_k L_k, L_k the mean over places of (1 - w) * -log q(token ahead) + w * sum p (log p - log q).

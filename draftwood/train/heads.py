@@ -57,6 +57,11 @@ class HeadRun(ExitRun):
         return self.cost
 
     @property
+    def min_context(self) -> int:
+        """As for an exit; the first token behind that which is read is the target's."""
+        return len(self.factors) + 2
+
+    @property
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(1, self.settings.heads + 1)]
 

@@ -281,6 +281,20 @@ def test_a_corpus_is_written_mixed_and_gone_on_with(
     assert run.code == 0
 
 
+@pytest.mark.parametrize(("kind", "drafted", "least"), [("medusa", 4, 6), ("eagle", 4, 6), ("dflash", 7, 8)])
+def test_rows_too_short_to_learn_from_are_refused(
+    command: Command, target: Path, texts: Path, tmp_path: Path, kind: str, drafted: int, least: int
+) -> None:
+    """The shortest rows that are taken teach every head something."""
+    flags = ("train", kind, "--target", target, "--data", texts, *SMALL, "--steps", 1)
+    shown = command(*flags, "--context", 2, "--out", tmp_path / "short")
+    sentence = f"error: rows of 2 tokens are too short to learn to draft {drafted} in a row; give a context of at least"
+    assert shown.code == 2 and shown.err.startswith(sentence) and shown.err.count("\n") == 1
+    assert not (tmp_path / "short").exists()
+    document = command(*flags, "--context", least, "--out", tmp_path / "made", "--json").document
+    assert document[f"loss_{drafted}"] > 0
+
+
 def test_what_cannot_be_written_is_one_sentence(command: Command, target: Path, texts: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ab\n")

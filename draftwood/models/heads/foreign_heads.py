@@ -264,7 +264,8 @@ def names(parameter: str, table: Names) -> tuple[str, ...]:
 def medusa(directory: Path, target: Decoder) -> Artifact:
     """Medusa heads of a directory, as they would be if they had been trained here.
 
-    Head k is k.0.linear (a residual block) and k.1 (its output); config.json says how many heads and blocks there are.
+    Head k is k.0.linear (a residual block) and k.1 (its output); config.json says how many heads and blocks there are,
+    or fewer heads: those of Medusa's authors say 2 beside 5.
     """
     raw, tensors = read_config(directory), read_tensors(directory)
     count, blocks = raw.get("medusa_num_heads"), raw.get("medusa_num_layers", 1)
@@ -274,6 +275,8 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
             "each are read"
         )
     width, vocabulary, made = target.config.hidden_size, target.vocab_size, {}
+    while f"{count}.0.linear.weight" in tensors:
+        count += 1
     for k in range(count):
         for name, source, wanted in (
             (f"lift.{k}.weight", f"{k}.0.linear.weight", [width, width]),
@@ -286,7 +289,11 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
                     f"{directory}: tensor {source} is {stored}, but {wanted} fits this target; "
                     "give heads of this target"
                 )
-            made[name] = tensors[source]
+            made[name] = tensors.pop(source)
+    if tensors:
+        raise ModelError(
+            f"{directory} has a tensor {next(iter(tensors))} beside its {count} heads, whose use is not known"
+        )
     return Artifact("heads", {"target": fingerprint(target)}, {"heads": count, "shared": False}, made)
 
 

@@ -24,13 +24,16 @@ LARGE_STATES = {
 }
 
 
-def write(directory: Path, heads: int = 2, vocabulary: int = VOCAB, **changes: Any) -> dict[str, torch.Tensor]:
+def write(
+    directory: Path, heads: int = 2, vocabulary: int = VOCAB, more: str | None = None, **changes: Any
+) -> dict[str, torch.Tensor]:
     """Heads of random weights in a directory; their tensors."""
     generator = torch.Generator().manual_seed(3)
     shapes = {"0.linear.weight": (WIDTH, WIDTH), "0.linear.bias": (WIDTH,), "1.weight": (vocabulary, WIDTH)}
     tensors = {
         f"{k}.{name}": torch.randn(shape, generator=generator) for k in range(heads) for name, shape in shapes.items()
     }
+    tensors |= {} if more is None else {more: torch.ones(3)}
     directory.mkdir(exist_ok=True)
     config = {"medusa_num_heads": heads, "medusa_num_layers": 1, **changes}
     (directory / "config.json").write_text(json.dumps(config))
@@ -39,8 +42,8 @@ def write(directory: Path, heads: int = 2, vocabulary: int = VOCAB, **changes: A
 
 
 def test_published_heads_say_what_their_format_says(tmp_path: Path) -> None:
-    """Head k: a residual block x + SiLU(W x + b), then its own output layer."""
-    tensors = write(tmp_path)
+    """Head k: a residual block x + SiLU(W x + b), then its own output layer; config.json may say fewer."""
+    tensors = write(tmp_path, medusa_num_heads=1)
     heads = medusa.load(tmp_path, decoder(3), packed=False)
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
@@ -57,6 +60,7 @@ def test_published_heads_say_what_their_format_says(tmp_path: Path) -> None:
         ({"medusa_num_layers": 2}, "has 2 heads of 2 blocks, but heads of one block each are read"),
         ({"medusa_num_heads": "two"}, "has 'two' heads of 1 blocks"),
         ({"medusa_num_heads": 3}, r"2.0.linear.weight is missing, but \[24, 24\] fits this target; give heads of"),
+        ({"more": "1.0.bias"}, "has a tensor 1.0.bias beside its 2 heads, whose use is not known"),
         ({"vocabulary": 40}, r"0.1.weight is \[40, 24\], but \[19, 24\] fits this target; give heads of this target"),
     ],
 )
