@@ -122,6 +122,12 @@ class DraftSettings(TrainSettings):
     )
     search: int = Field(default=20, ge=0, description="Steps of trying sets of layers.")
 
+    @model_validator(mode="after")
+    def _same_number(self) -> Self:
+        if self.kept and self.layers not in (None, len(self.kept)):
+            raise ValueError(f"{len(self.kept)} layers are to be kept, but layers is {self.layers}; leave out one")
+        return self
+
 
 class TextSource(BaseModel):
     """The texts to train on."""

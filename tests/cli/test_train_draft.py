@@ -30,3 +30,10 @@ def test_train_resume_and_draft(command: Command, target: Path, tmp_path: Path) 
     other = command("generate", "a b", "--draft", str(out))
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "was trained for another target" in other.err
+
+
+def test_layers_that_contradict_each_other_are_refused(command: Command, target: Path, tmp_path: Path) -> None:
+    flags = ["train", "draft", "--target", str(target), "--out", str(tmp_path / "o")]
+    other = command(*flags, "--layers", "3", "--kept", "0", "--kept", "1")
+    assert (other.code, other.err) == (2, "error: 2 layers are to be kept, but layers is 3; leave out one\n")
+    assert not (tmp_path / "o").exists()
