@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -73,8 +73,7 @@ class Int4Calibration:
         ModelError where there is no file, and no tokenizer to read what the model writes.
         """
         if self.file is not None:
-            digest = sha256(array("q", self.tokens).tobytes()).hexdigest()[:16]
-            return CalibrationText(f"text {digest}", partial(_in_rows, list(self.tokens)))
+            return CalibrationText(f"text {_digest(self.tokens)}", partial(_in_rows, list(self.tokens)))
         if self.tokenizer is None:
             raise ModelError(
                 f"int4 weights are calibrated on text, which {name} cannot write without a tokenizer; "
@@ -83,10 +82,16 @@ class Int4Calibration:
         if embedded:
             return CalibrationText("the embedded corpus", partial(corpus_rows, self.tokenizer))
         writing = partial(on_progress, f"writing text to calibrate {name} with")
-        return CalibrationText(f"own text, {ROWS}x{LENGTH}", partial(own_rows, home, self.tokenizer, writing))
+        openings = _digest(token for opening in OPENINGS for token in (*self.tokenizer.encode(opening), -1))
+        name = f"own text behind {openings}, {ROWS}x{LENGTH}"  # another tokenizer's is another text
+        return CalibrationText(name, partial(own_rows, home, self.tokenizer, writing))
 
 
 NO_CALIBRATION = Int4Calibration(None)
+
+
+def _digest(tokens: Iterable[int]) -> str:
+    return sha256(array("q", tokens).tobytes()).hexdigest()[:16]
 
 
 def corpus_rows(tokenizer: Tokenizer, context: int) -> Tensor:

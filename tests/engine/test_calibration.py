@@ -107,12 +107,15 @@ def test_names_tell_texts_apart(file: Path, tmp_path: Path) -> None:
     assert text(Int4Calibration.read(tmp_path / "copy.txt", WORDS), tmp_path).name == name
     file.write_text("x" + file.read_text("utf-8"), "utf-8")
     own = Int4Calibration.read(None, WORDS)
+    other_words = Int4Calibration.read(None, Tokenizer(byte_level(), "it", {}))  # as drafts were once calibrated with
     others = [
         text(Int4Calibration.read(file, WORDS), tmp_path),
         text(own, tmp_path),
         text(own, tmp_path, embedded=True),
+        text(other_words, tmp_path),
     ]
-    assert len({name, *(other.name for other in others)}) == 4
+    assert len({name, *(other.name for other in others)}) == 5
+    assert text(Int4Calibration.read(None, Tokenizer.load(EMBEDDED / "target")), tmp_path).name == others[1].name
 
 
 def test_a_model_writes_the_same_text_of_its_own_again(copy_of_target: Path) -> None:
