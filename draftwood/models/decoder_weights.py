@@ -131,7 +131,7 @@ class DecoderWeights(nn.Module):
         if self.streams is not None:
             raise ModelError(
                 f"a model whose rows are several vectors (AltUp, Gemma 3n) cannot be {purpose}; use lookup, Medusa or "
-                "a draft model"
+                "another model as the draft"
             )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from family_models import PROMPT, chain, close, theirs, write
 from safetensors.torch import load_file, save_file
 
 import draftwood
+from draftwood import Engine
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import int4
 from draftwood.models.checkpoints import checkpoint
@@ -21,6 +24,7 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.compiled import Compiled
 from draftwood.models.heads import exit as exits
 from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads.pruned import PrunedDraft
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, lenders, skipping
 from draftwood.models.partition import check
 from tests.helpers.native_library import needs_native
@@ -97,6 +101,15 @@ def test_heads_are_made_of_layers_with_keys_of_their_own(tmp_path: Path) -> None
     assert EagleHead.of(target).n_layers == 2
 
 
+@pytest.mark.parametrize(("shared", "sentence"), [(2, "read each other's keys"), (0, "have a table of tokens")])
+def test_what_cannot_be_cut_to_a_draft_is_refused(shared: int, sentence: str, tmp_path: Path) -> None:
+    write(tmp_path, NAME, num_kv_shared_layers=shared)
+    target = checkpoint.load(tmp_path, packed=False)
+    with pytest.raises(ModelError, match=f"{sentence}.*; use `draftwood train eagle`"):
+        PrunedDraft.of(target, [0], torch.arange(9))
+    assert EagleHead.of(target)
+
+
 def test_lent_keys_are_never_skipped(tmp_path: Path) -> None:
     write(tmp_path, NAME)
     target = checkpoint.load(tmp_path)
@@ -117,8 +130,14 @@ def test_rows_of_several_vectors_are_not_read_by_others(tmp_path: Path) -> None:
     model = write(tmp_path, "gemma3n")
     target = checkpoint.load(tmp_path)
     assert not target.by_program
-    for make in (lambda: exits.ExitLayer.of(target, 2), lambda: EagleHead.of(checkpoint.load(tmp_path, packed=False))):
-        with pytest.raises(ModelError, match=r"rows are several vectors .* use lookup, Medusa or a draft model"):
+    plain, engine = checkpoint.load(tmp_path, packed=False), Engine(target)
+    makers: list[Callable[[], object]] = [lambda: exits.ExitLayer.of(target, 2), lambda: EagleHead.of(plain)]
+    makers += [lambda: PrunedDraft.of(plain, [0], torch.arange(9))]
+    makers += [partial(engine.generate, [1, 2], name) for name in ("eesd", "eagle", "dflash", "self-spec")]
+    for make in makers:
+        with pytest.raises(
+            ModelError, match=r"rows are several vectors .* use lookup, Medusa or another model as the draft"
+        ):
             make()
     with pytest.raises(ConfigurationError, match="leave compile out"):
         Compiled(target)

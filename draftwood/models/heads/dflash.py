@@ -78,4 +78,6 @@ def finished(made: DFlashHead, tensors: Mapping[str, Tensor], target: Decoder, p
 
 def find(target: CausalModel, directory: str | None) -> DFlashHead:
     """The head of a directory; None: the one next to the target's weights."""
-    return load(directory or artifact.find(layered(target).home, KIND, "block").parent, target)
+    decoder = layered(target)
+    decoder.must_have_single_rows("given a DFlash head")  # before one is asked for
+    return load(directory or artifact.find(decoder.home, KIND, "block").parent, target)

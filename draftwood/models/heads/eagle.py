@@ -80,4 +80,6 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
 
 def find(target: CausalModel, directory: str | None) -> EagleHead:
     """The head of a directory; None: the one next to the target's weights."""
-    return load(directory or artifact.find(layered(target).home, KIND, "head").parent, target)
+    decoder = layered(target)
+    decoder.must_have_single_rows("given an EAGLE head")  # before one is asked for
+    return load(directory or artifact.find(decoder.home, KIND, "head").parent, target)

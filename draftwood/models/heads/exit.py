@@ -184,4 +184,6 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
 
 def find(target: CausalModel, directory: str | None) -> ExitLayer:
     """The exit layer of a directory; None: the one next to the target's weights."""
-    return load(directory or artifact.find(layered(target).home, KIND, "exit").parent, target)
+    decoder = layered(target)
+    decoder.must_have_single_rows("given an exit layer")  # before one is asked for
+    return load(directory or artifact.find(decoder.home, KIND, "exit").parent, target)

@@ -40,11 +40,14 @@ def check_kept(target: Decoder, kept: Sequence[int]) -> None:
     """Raise ModelError where a target cannot be cut to some of its layers."""
     if not kept or list(kept) != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= target.n_layers:
         raise ModelError(f"layers {list(kept)} cannot be kept of {target.n_layers}; name some, from 0, in order")
+    target.must_have_single_rows("cut to a draft")
     if any(target.config.layer(number).kv_layer is not None for number in range(target.n_layers)):
         raise ModelError(
             "layers of this target read each other's keys and values, so none can be left out; "
             "use `draftwood train eagle`"
         )
+    if target.per_layer_embeddings is not None:
+        raise ModelError("layers of this target have a table of tokens, which is not cut; use `draftwood train eagle`")
 
 
 class PrunedDraft(DecoderWrapper, nn.Module):
