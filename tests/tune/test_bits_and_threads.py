@@ -98,4 +98,6 @@ def test_weights_in_other_bits(target: Path, tmp_path: Path) -> None:
     assert result.settings[0].seconds[8] > 0 and not any("not here" in note for note in result.notes)
     others, _ = other_weights(load(**options, quantize="int8"), {**options, "quantize": "int8"})
     assert [*others] == ["--quantize int4", "no --quantize"]
+    others, _ = other_weights(engine, {**options, "draft_device": "cpu", "draft_dtype": "float64"})
+    assert others[BFLOAT16]().dtype == torch.bfloat16  # type: ignore[attr-defined]
     assert other_weights(load(SLOW), {"draft": []}) == ({}, [])
