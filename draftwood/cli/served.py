@@ -54,6 +54,8 @@ def _served_model(entry: str, models: ModelOptions, method: Method | None) -> Se
         else:
             changes[key] = value
     mine = config.parse(ModelOptions, {**models.model_dump(exclude_unset=True), **changes}, f"--model {name}")
+    if not mine.drafts:  # the command line's options of drafts are for the other models
+        mine = mine.model_copy(update={name: changes.get(name) for name in ("draft_device", "draft_dtype")})
     if method is not None:
         method.check_drafts(mine.drafts)
     size = sum(checkpoint_bytes(source) for source in (target, *(mine.arguments["draft"] or ())))

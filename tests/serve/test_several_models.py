@@ -212,6 +212,16 @@ def test_a_model_without_drafts(copy_of_target: Path, draft: Path) -> None:
     assert not model.load().drafts and model.bytes == checkpoint_bytes(str(copy_of_target))
 
 
+def test_options_of_drafts_are_for_models_that_have_one(target: Path, draft: Path) -> None:
+    models = ModelOptions(draft_dtype="float64")
+    alone, drafted, wrong = served_models(
+        [f"alone={target}", f"drafted={target},draft={draft}", f"wrong={target},draft_dtype=float64"], models, None
+    )
+    assert alone.load().drafts == [] and drafted.load().names["draft_dtype"] == "float64"
+    with pytest.raises(ConfigurationError, match="draft_dtype is for draft models, and there is none"):
+        wrong.load()
+
+
 def test_sizes(target: Path) -> None:
     assert checkpoint_bytes(str(target)) == (target / "model.safetensors").stat().st_size
     with pytest.raises(ConfigurationError, match="same name"):
