@@ -63,14 +63,18 @@ def drafts_beside(target: str) -> dict[str, str]:
     """For each kind of draft where it lies next to a target's weights, or the command that makes one."""
     from draftwood.methods.default import COMPANIONS
     from draftwood.models.checkpoints.artifact import KINDS, companion, is_beside
-    from draftwood.models.checkpoints.checkpoint import draft_beside, locate
+    from draftwood.models.checkpoints.checkpoint import described, draft_beside, locate
 
     place = locate(target)
     home = place if place.is_dir() else place.parent
     model = draft_beside(place)
     kinds = [kind for kind, each in COMPANIONS.items() if each.in_checkpoint is None]
     paths = {"draft": model} | {kind: companion(home, kind) if is_beside(home, kind) else None for kind in kinds}
-    places = {KINDS[kind][0]: str(path or f"none; `{KINDS[kind][1]}` makes one") for kind, path in paths.items()}
+    single = described(place)[2].altup is None  # else only heads on the last states can be made
+    places = {
+        KINDS[kind][0]: str(path or (f"none; `{KINDS[kind][1]}` makes one" if single or kind == "heads" else "none"))
+        for kind, path in paths.items()
+    }
     for each in COMPANIONS.values():
         if each.in_checkpoint is not None:
             there = each.in_checkpoint(place)

@@ -105,7 +105,7 @@ def other_weights(engine: Engine, options: Mapping[str, Any]) -> tuple[dict[str,
         return {}, [f"{', '.join(names)}: not compared, since there is no memory for the weights once more"]
 
     def loader(change: Mapping[str, Any]) -> Loader:
-        alone = {"target": str(home), "draft": [], "draft_device": None, "draft_dtype": None}
+        alone: dict[str, Any] = {"target": str(home), "draft": [], "draft_device": None, "draft_dtype": None}
         return lambda: load(**{**options, **change, **alone}).target
 
     return {name: loader(WEIGHTS[name]) for name in names}, notes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import Command
+from family_models import write
 
 import draftwood
 from draftwood.engine.loading import EMBEDDED
@@ -95,3 +97,11 @@ def test_env_shows_what_lies_next_to_a_target(command: Command) -> None:
     beside = command("env", "--target", EMBEDDED / "target", "--json").document["drafts"]
     assert beside["exit layer"] == str(EMBEDDED / "target" / "exit" / "exit.safetensors")
     assert beside["draft model"] == "none; `draftwood train draft` makes one"
+
+
+def test_env_names_no_command_that_refuses_the_target(command: Command, tmp_path: Path) -> None:
+    write(tmp_path, "gemma3n")
+    beside = command("env", "--target", tmp_path, "--json").document["drafts"]
+    assert beside["heads"] == "none; `draftwood train medusa` makes one"
+    kinds = ("draft model", "exit layer", "EAGLE head", "DFlash head", "skip set")
+    assert {beside[kind] for kind in kinds} == {"none"}
