@@ -104,7 +104,7 @@ def read_texts(
 def documents_of(
     path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None, ends: frozenset[int]
 ) -> Iterator[list[int]]:
-    """Token ids of each text of a file, with `end` behind it unless it ends in one of `ends`.
+    """Token ids of each text of a file, with `end` behind it unless it ends in that or one of `ends`.
 
     ConfigurationError for a token beyond the `vocabulary`.
     """
@@ -115,7 +115,7 @@ def documents_of(
                 "give text, or tokens of this model"
             )
         if tokens:
-            yield tokens if tokens[-1] in ends else [*tokens, end]
+            yield tokens if tokens[-1] in {end, *ends} else [*tokens, end]
 
 
 def _array(rows: Iterator[list[int]], context: int) -> Tokens:

@@ -78,6 +78,7 @@ def test_texts_keep_the_token_that_ended_them(tokenizer: Tokenizer, tmp_path: Pa
     ends = frozenset({0, period})
     read = list(documents_of(out, tokenizer, 0, None, ends))
     assert read == [tokens if tokens[-1] in ends else [*tokens, 0] for tokens in ended]
+    assert next(documents_of(out, tokenizer, ended[0][-1], None, frozenset())) == ended[0]
     assert read_texts(str(out), tokenizer, 0, 128, 9, 9, ends=ends).ends == ends
 
 
