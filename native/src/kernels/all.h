@@ -1,4 +1,5 @@
 // A whole kernel set: the includer sets DW_SET (its namespace and name) and DW_WIDTH (floats in a vector).
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>

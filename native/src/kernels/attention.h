@@ -3,6 +3,7 @@
 // bits of the chain to it.
 
 constexpr int64_t WIDENED = 256;  // components of a key that are widened once for several queries
+constexpr int MANY = REGISTERS == 32 ? 4 : 2;  // queries that meet keys together
 
 // WIDTH whole numbers as floats
 static inline Floats load(const int8_t* p) {
@@ -87,15 +88,55 @@ template <class Cell> static inline Floats products(const float* q, const Cell* 
   return sums(found);
 }
 
+// WIDTH keys across, for many queries: wide[d] has their components d. A word holds CELLS of these.
+template <class Cell> struct Across {
+  static constexpr int CELLS = 4 / sizeof(Cell);
+  alignas(64) float wide[WIDENED * WIDTH];
+
+  template <int c> static inline Floats cell(Words word) {
+    if constexpr (CELLS == 1) return bits(word);
+    else if constexpr (CELLS == 2) return bits(c ? word & 0xffff0000u : word << 16);
+    else return __builtin_convertvector((Ints)word << (24 - 8 * c) >> 24, Floats);
+  }
+  template <int c = 0> void put(Words word, int64_t d) {
+    store(wide + (d + c) * WIDTH, cell<c>(word));
+    if constexpr (c + 1 < CELLS) put<c + 1>(word, d);
+  }
+  void take(const Cell* const (&at)[WIDTH], int64_t dim) {
+    for (int64_t d = 0; d < dim; d += CELLS * WIDTH) {
+      Words word[WIDTH];
+      DW_UNROLL for (int u = 0; u < WIDTH; u++) word[u] = *reinterpret_cast<const Words*>(at[u] + d);
+      transpose(word);
+      DW_UNROLL for (int u = 0; u < WIDTH; u++) put(word[u], d + CELLS * u);
+    }
+  }
+  // Products of queries with these keys: the sums of products(), side by side.
+  template <int MANY> void products(const Query* query, int64_t dim, Floats (&found)[MANY]) const {
+    Floats part[WIDTH / 4][MANY];
+    for (int lane = 0; lane < WIDTH; lane += 4) {
+      Floats sum[4][MANY] = {};
+      for (int64_t d = lane; d < dim; d += WIDTH)
+        DW_UNROLL for (int l = 0; l < 4; l++) {
+          const Floats key = load(wide + (d + l) * WIDTH);
+          DW_UNROLL for (int i = 0; i < MANY; i++) sum[l][i] = fma(all(query[i].q[d + l]), key, sum[l][i]);
+        }
+      DW_UNROLL for (int i = 0; i < MANY; i++) part[lane / 4][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+    }
+    for (int n = WIDTH / 4; n > 1; n /= 2)
+      for (int j = 0; j < n / 2; j++)
+        for (int i = 0; i < MANY; i++) part[j][i] = part[2 * j][i] + part[2 * j + 1][i];
+    for (int i = 0; i < MANY; i++) found[i] = part[0][i];
+  }
+};
+
 // scores of the slots [from, to) that the queries see, scaled and capped
 template <class Cell>
 static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_t from, int64_t to, int64_t dim, float scale, float limit) {
   const int32_t* list = query->list;
-  const bool widen = sizeof(Cell) < 4 && count > 1 && dim % WIDTH == 0 && dim <= WIDENED;
-  alignas(64) float wide[WIDTH * WIDENED];
+  Across<Cell> across;
+  const bool many = count >= MANY && dim % (across.CELLS * WIDTH) == 0 && dim <= WIDENED;
   for (int64_t t = from; t < to; t += WIDTH) {
     const Cell* at[WIDTH];
-    const float* copy[WIDTH];
     Floats scales = all(scale);
     if (t + WIDTH <= to)
       DW_UNROLL for (int u = 0; u < WIDTH; u++) at[u] = keys.at(list[t + u]);
@@ -106,16 +147,24 @@ static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_
       for (int u = 0; u < WIDTH; u++) each[u] = keys.scale(at[u]);
       scales = load(each) * scale;
     }
-    if (widen)
-      for (int u = 0; u < WIDTH; u++) {
-        for (int64_t d = 0; d < dim; d += WIDTH) store(wide + u * dim + d, load(at[u] + d));
-        copy[u] = wide + u * dim;
-      }
-    for (int i = 0; i < count; i++) {
-      Floats score = (widen ? products(query[i].q, copy, dim) : products(query[i].q, at, dim)) * scales;
+    const auto put = [&](int i, Floats score) {
+      score *= scales;
       if (limit) score = limit * tanh(score / limit);
       if (query[i].bias) score += load(query[i].bias + t) - query[i].bias[query[i].n - 1];
       store(query[i].scores + t, score);
+    };
+    int i = 0;
+    if (many) across.take(at, dim);
+    for (; many && i + MANY <= count; i += MANY) {
+      Floats score[MANY];
+      across.template products<MANY>(query + i, dim, score);
+      DW_UNROLL for (int j = 0; j < MANY; j++) put(i + j, score[j]);
+    }
+    for (; i < count; i++) {
+      Floats score[1];
+      if (many) across.template products<1>(query + i, dim, score);
+      else score[0] = products(query[i].q, at, dim);
+      put(i, score[0]);
     }
   }
 }
@@ -173,7 +222,7 @@ static int64_t strips(const Query* query, const Rows<Cell>& values, int64_t from
 
 template <int COUNT, class Cell>
 static void summed(const Query* query, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim) {
-  int64_t d = strips<COUNT, COUNT == 1 ? 8 : COUNT == 4 ? 2 : 4>(query, values, from, to, dim, 0);
+  int64_t d = strips<COUNT, COUNT == 1 ? 8 : COUNT == 4 && REGISTERS < 32 ? 2 : 4>(query, values, from, to, dim, 0);
   if (int64_t left = dim - d)
     for (int i = 0; i < COUNT; i++) {
       Floats total = from ? tail(query[i].out + d, left) : Floats{};

@@ -4,11 +4,6 @@
 
 constexpr int VECTORS = PANEL / WIDTH;
 constexpr int64_t STEP = 4 * PANEL;  // bytes of a panel that go together
-#if DW_WIDTH == 16 || defined(__aarch64__)
-constexpr int REGISTERS = 32;
-#else
-constexpr int REGISTERS = 16;
-#endif
 #ifdef DW_EMULATED  // instructions that this build does not have, computed in C++: to test what is around them
 #define DW_VNNI
 #define DW_BF16

@@ -3,9 +3,21 @@
 // of whole numbers: what is Given of each group of each row, then the rows' numbers. Rows of these that go through the
 // weights together lie together, group by group, so that they need one address.
 
-constexpr int64_t BLOCK_ROWS = WIDTH == 16 ? 8 : 4;  // rows at most; of those left over 4, then what is left
+#ifdef DW_TILES
+constexpr int64_t BLOCK_ROWS = 16;  // a tile's, of which less than half may be of no use
+static inline int64_t with_room(int64_t rows) { return rows % BLOCK_ROWS > 8 ? up(rows, BLOCK_ROWS) : rows; }
+#else
+constexpr int64_t BLOCK_ROWS = WIDTH == 16 ? 8 : 4;
+static inline int64_t with_room(int64_t rows) { return rows; }
+#endif
 
-static inline int64_t block_rows(int64_t left) { return left >= BLOCK_ROWS ? BLOCK_ROWS : left >= 4 ? 4 : left; }
+// Rows that lie together, where so many are left: as many as there may be; of those left over 8, 4, then what is left.
+static inline int64_t block_rows(int64_t left) {
+  left = with_room(left);
+  for (int64_t rows = BLOCK_ROWS; rows >= 4; rows /= 2)
+    if (left >= rows) return rows;
+  return left;
+}
 
 struct Operand {
   int64_t kp, groups;
@@ -25,6 +37,7 @@ struct Operand {
     floats = reinterpret_cast<float*>(part(m.has([](Type t) { return t == F32 || t == F16 || t == FP8; }), 4 * kp));
     bfloats = reinterpret_cast<Bfloat16::X*>(part(m.has([](Type t) { return t == BF16; }), sizeof(Bfloat16::X) * pairs()));
     const bool numbered = m.has(whole);
+    rows = with_room(rows);
     given = reinterpret_cast<Given*>(part(numbered, sizeof(Given) * groups));
     numbers = reinterpret_cast<int8_t*>(part(numbered, kp));
   }
@@ -81,7 +94,8 @@ static void convert(const Matrix& m, const float* x, void* operand, int64_t row,
   if (to.bfloats) Bfloat16::put(x, m.k, m.kp, to.bfloats + row * to.pairs());
   if (!to.given) return;
   int64_t first = row / BLOCK_ROWS * BLOCK_ROWS, its = block_rows(rows - first);
-  if (row >= first + its) first += its, its = block_rows(rows - first);
+  while (row >= first + its) first += its, its = block_rows(rows - first);
+  const int64_t room = row + 1 == rows ? first + its - rows : 0;  // of a block, behind the last row
   int8_t* code = to.numbers + first * m.kp + (row - first) * GROUP;
   Given* given = to.given + first * to.groups + row - first;
   for (int64_t i = 0; i < m.kp; i += GROUP) {
@@ -89,6 +103,7 @@ static void convert(const Matrix& m, const float* x, void* operand, int64_t row,
     alignas(64) float taken[GROUP];
     for (int64_t j = 0; m.order && j < n; j++) taken[j] = x[m.order[i + j]];
     *given = quantised(m.order ? taken : x + i, n, code);
+    std::fill_n(given + 1, room, Given{});
     code += its * GROUP, given += its;
   }
 }

@@ -148,9 +148,19 @@ DW_INLINE void steps(Ints (&total)[R][VECTORS], const int32_t* x, const uint8_t*
   if constexpr (S + 1 < END) steps<Kind, R, S + 1, END>(total, x, codes);
 }
 
-// The sum of a row's numbers of part PART of a group.
-template <class Kind, int PART> static inline int32_t numbers_sum(const Given& given) {
-  return Kind::L.group < GROUP ? given.half[PART] : given.sum;
+// The sum of a row's numbers of a part of a group.
+template <class Kind> DW_INLINE int32_t numbers_sum(const Given& given, int64_t part) {
+  return Kind::L.group < GROUP ? given.half[part] : given.sum;
+}
+
+// What a part of a group adds to a row's sums: its whole numbers, scaled.
+template <class Kind>
+DW_INLINE void gain(Floats& sum, Ints whole, const Given& its, int64_t part, Floats scale, [[maybe_unused]] Floats shift,
+                    [[maybe_unused]] Ints zeros) {
+  const int32_t numbers = numbers_sum<Kind>(its, part);
+  if constexpr (Kind::L.zeros) whole -= zeros * numbers;
+  sum = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), sum);
+  if constexpr (Kind::L.shifts) sum = fma(shift, all(Kind::L.group == GROUP ? its.total : its.factor * numbers), sum);
 }
 
 // Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`.
@@ -160,7 +170,7 @@ DW_INLINE void parts(Floats (&sum)[R][VECTORS], const int32_t* x, const Given* g
   constexpr int PARTS = GROUP / Kind::L.group, STEPS = Kind::L.group / 4;
   Ints total[R][VECTORS];
   DW_UNROLL for (int r = 0; r < R; r++) {
-    const Ints start = Kind::start(numbers_sum<Kind, PART>(given[r]));
+    const Ints start = Kind::start(numbers_sum<Kind>(given[r], PART));
     DW_UNROLL for (int v = 0; v < VECTORS; v++) total[r][v] = start;
   }
   steps<Kind, R, PART * STEPS, (PART + 1) * STEPS>(total, x, codes);
@@ -171,12 +181,8 @@ DW_INLINE void parts(Floats (&sum)[R][VECTORS], const int32_t* x, const Given* g
     if constexpr (Kind::L.shifts) shift = Kind::shift(block, group * PARTS + PART, v);
     if constexpr (Kind::L.zeros) zeros = Kind::zeros(block, group * PARTS + PART, v);
     DW_UNROLL for (int r = 0; r < R; r++) {
-      const Given& its = given[r];
-      const int32_t numbers = numbers_sum<Kind, PART>(its);
-      Ints whole = Kind::finish(total[r][v], numbers);
-      if constexpr (Kind::L.zeros) whole -= zeros * numbers;
-      sum[r][v] = fma(__builtin_convertvector(whole, Floats) * scale, all(its.factor), sum[r][v]);
-      if constexpr (Kind::L.shifts) sum[r][v] = fma(shift, all(PARTS == 1 ? its.total : its.factor * numbers), sum[r][v]);
+      const Ints whole = Kind::finish(total[r][v], numbers_sum<Kind>(given[r], PART));
+      gain<Kind>(sum[r][v], whole, given[r], PART, scale, shift, zeros);
     }
   }
   if constexpr (PART + 1 < PARTS) parts<Kind, R, PART + 1>(sum, x, given, block, codes, group);
@@ -210,10 +216,18 @@ static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t fro
     });
 }
 
+#ifdef DW_TILES
+#include "tiles.h"
+#endif
+
 // The codes are made once for the rows that lie together; few shapes of blocks, because there are many kinds.
 template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
   constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
-  for (int64_t top = 0; top < rows; top += TALL)
+  int64_t tiled = 0;
+#ifdef DW_TILES
+  tiled = tile_numbers<Kind>(task, rows, from, to);
+#endif
+  for (int64_t top = tiled; top < rows; top += TALL)
     for (int64_t first = from; first < to; first += STRIP) {
       const int64_t end = first + STRIP < to ? first + STRIP : to, last = top + TALL < rows ? top + TALL : rows;
       int64_t row = top;
@@ -235,10 +249,6 @@ template <class F, int T = F16 + 1> static inline void with_kind(Type type, F f)
   if (type == T) return f(Numbers<static_cast<Type>(T)>{});
   if constexpr (T + 1 < FP8) with_kind<F, T + 1>(type, f);
 }
-
-#ifdef DW_TILES
-#include "tiles.h"
-#endif
 
 static void multiply_section(const Matrix& m, const Section& section, int64_t rows, const Operand& x, float* out, int64_t ldo,
                              int64_t from, int64_t to) {

@@ -11,6 +11,11 @@
 #define DW_INLINE static inline __attribute__((always_inline))  // where sums passed by reference must stay in registers
 
 constexpr int WIDTH = DW_WIDTH;
+#if DW_WIDTH == 16 || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
 typedef float Floats __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
@@ -24,8 +29,12 @@ static inline Floats bits(Ints w) { return reinterpret_cast<Floats&>(w); }
 
 // bfloat16 to float
 static inline Floats load(const bf16* p) {
+#if DW_WIDTH == 16 && defined(__AVX512F__)  // GCC widens in halves
+  return bits((Words)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) << 16);
+#else
   Shorts s = *reinterpret_cast<const Shorts*>(p);
   return bits(__builtin_convertvector(s, Words) << 16);
+#endif
 }
 
 static inline Floats fma(Floats a, Floats b, Floats c) {
@@ -65,6 +74,18 @@ static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 // sums of neighbours: those of a, then those of b
 static inline Floats neighbours(Floats a, Floats b) {
   return __builtin_shufflevector(a, b, DW_EVEN) + __builtin_shufflevector(a, b, DW_ODD);
+}
+
+// Lane i of v[j] and lane j of v[i] change places.
+DW_INLINE void transpose(Words (&v)[WIDTH]) {
+  DW_UNROLL for (int n = 1; n < WIDTH; n *= 2) {
+    Words w[WIDTH];
+    DW_UNROLL for (int i = 0; i < WIDTH / 2; i++) {
+      w[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], DW_EVEN);
+      w[i + WIDTH / 2] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], DW_ODD);
+    }
+    DW_UNROLL for (int i = 0; i < WIDTH; i++) v[i] = w[i];
+  }
 }
 
 // lane i: the sum of v[i], always by the same tree; v is overwritten
