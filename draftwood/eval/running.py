@@ -17,8 +17,9 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
 from draftwood.engine.metrics import ADDED, LATER, Metrics
 from draftwood.engine.results import GenerationResult
+from draftwood.eval import provenance
 from draftwood.eval.energy import Meter
-from draftwood.eval.store import Store, key_of, plain
+from draftwood.eval.store import CONTENTS, Store, failed, key_of, plain
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
@@ -56,6 +57,7 @@ class EvalPlan:
             "sampling": self.sampling.model_dump(mode="json"),
             "seeds": list(self.seeds),
             "seeded": "by item and turn",  # earlier directories: all requests of a seed with it alone
+            CONTENTS: provenance.contents(engine, self.methods),
         }
 
     def extends(self, there: Mapping[str, Any], engine: Engine) -> bool:
@@ -119,8 +121,8 @@ class Runner:
     meter: Meter = field(default_factory=lambda: Meter([]))
 
     def missing(self, store: Store) -> list[EvalJob]:
-        """Runs that are still to be made."""
-        return [job for job in self.plan.jobs() if job.key not in store.records]
+        """Runs that are still to be made, and those that failed, which are tried again."""
+        return [job for job in self.plan.jobs() if job.key not in store.records or failed(store.records[job.key])]
 
     def run(
         self, store: Store, on_job: Callable[[EvalJob], None] = lambda job: None, engines: EngineMap | None = None

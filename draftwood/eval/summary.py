@@ -19,7 +19,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, pass_at, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
-from draftwood.eval.store import CONFIGURATION, read_run, records_of
+from draftwood.eval.store import CONFIGURATION, failed, read_run, records_of
 from draftwood.util.jsonl import Record
 from draftwood.util.safe_parsing import short_repr
 
@@ -87,7 +87,7 @@ def summarise(
     return {
         "schema": SUMMARY_SCHEMA,
         "complete": len(records) == expected,
-        "runs": {"expected": expected, "made": len(records), "failed": sum(map(_failed, records.values()))},
+        "runs": {"expected": expected, "made": len(records), "failed": sum(map(failed, records.values()))},
         "configuration": configuration,
         "sessions": list(sessions),
         "energy": energy,
@@ -118,20 +118,16 @@ def _row(
         },
         "runs": {
             "made": len(group),
-            "failed_to_decode": sum(_failed(record) and record["stage"] == "decode" for record in group),
-            "failed_to_score": sum(_failed(record) and record["stage"] == "score" for record in group),
+            "failed_to_decode": sum(failed(record) and record["stage"] == "decode" for record in group),
+            "failed_to_score": sum(failed(record) and record["stage"] == "score" for record in group),
         },
-        "errors": dict(Counter(record["error"] for record in filter(_failed, group))),
+        "errors": dict(Counter(record["error"] for record in filter(failed, group))),
         "quality": quality(group, task["metric"]),
         "decoding": decoding(made),
         "timing": timing(made),
         "energy": NOT_AVAILABLE if idle is None else _energy(made, idle),
         "paired": None if number == 0 else _paired(group, baseline, task["metric"], idle),
     }
-
-
-def _failed(record: Record) -> bool:
-    return bool(record["status"] == "failed")
 
 
 def field(*path: str) -> Callable[[Record], float]:
@@ -185,7 +181,7 @@ def mean(values: Sequence[tuple[Record, float]]) -> Interval:
 
 def scored(record: Record, name: str) -> float | None:
     """A score of a run. One that could not decode has answered nothing: 0; one that could not be scored has none."""
-    if _failed(record):
+    if failed(record):
         return 0.0 if record["stage"] == "decode" else None
     score = record["scores"].get(name)
     return None if score is None else float(score)
@@ -193,8 +189,8 @@ def scored(record: Record, name: str) -> float | None:
 
 def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
     """Means of all scores, pass@k of programs, and perplexity of the answers under the target."""
-    names = dict.fromkeys(name for record in group if not _failed(record) for name in record["scores"])
-    if metric != PERPLEXITY and any(map(_failed, group)):
+    names = dict.fromkeys(name for record in group if not failed(record) for name in record["scores"])
+    if metric != PERPLEXITY and any(map(failed, group)):
         names.setdefault(metric)
     scores: dict[str, Any] = {}
     for name in names:
