@@ -340,6 +340,11 @@ class Study:
         """Whether its time is over."""
         return time.monotonic() > self.until
 
+    def check_time(self, what: str) -> None:
+        """Raise ConfigurationError where the time is over before something is done."""
+        if self.over:
+            raise ConfigurationError(f"{what} was not done in time; call again, or with more --minutes")
+
     def instances(self, names: Sequence[str]) -> dict[str, tuple[Task, list[Instance]]]:
         """The tasks that read the data sets of these names, with their first items."""
         limit = {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens}

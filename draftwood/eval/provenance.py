@@ -85,12 +85,16 @@ def contents(engine: Engine, methods: Iterable[Method]) -> dict[str, str]:
         match method.drafts_from:
             case (str(kind), *options) if home is not None and options and set(options) == {None}:
                 places.add(str(companion(home, "heads" if kind == "medusa" else kind).parent))
-    files = {place: _weights(Path(place).expanduser()) for place in sorted(places)}
-    return {place: file_fingerprint(each) for place, each in files.items() if each}
+    return {place: whose for place in sorted(places) if (whose := content(place)) is not None}
+
+
+def content(place: str | Path) -> str | None:
+    """The fingerprint of a file, or of the weights in a directory; None where there are none."""
+    files = _weights(Path(place).expanduser())
+    return file_fingerprint(files) if files else None
 
 
 def _weights(path: Path) -> list[Path]:
-    """The files of a model or of something learned for one; none where nothing is there."""
     if path.is_file():
         return list(gguf_parts.opened(path).parts) if path.suffix == ".gguf" else [path]
     learned = [file for kind in KINDS if (file := path / f"{kind}.safetensors").is_file()]
