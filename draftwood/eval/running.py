@@ -167,6 +167,7 @@ class Runner:
             "item": instance.item,
             "place": job.place,
             "group": instance.group,
+            "cluster": job.task.cluster(instance),
             "instance": instance.hash,
             "method": job.number,
             "seed": job.seed,

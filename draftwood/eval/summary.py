@@ -158,9 +158,16 @@ def by_item(values: Iterable[tuple[Record, T]]) -> list[list[T]]:
     return list(items.values())
 
 
+def clusters(group: Sequence[Record]) -> list[int]:
+    """The numbers of the clusters that items belong to, in the order of `per_item`; most are alone in theirs."""
+    names = {record["place"]: record.get("cluster") or record["place"] for record in group}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    return [numbers[name] for name in names.values()]
+
+
 def over(group: Sequence[Record], above: Callable[[Record], float], below: Callable[[Record], float]) -> Interval:
     """The sum of one value over that of another."""
-    return ratio(per_item(group, above), per_item(group, below))
+    return ratio(per_item(group, above), per_item(group, below), clusters(group))
 
 
 def versus(
@@ -170,13 +177,15 @@ def versus(
 ) -> Interval:
     """`over` of the first of each pair against that of the second."""
     sides = [a for a, _ in pairs], [b for _, b in pairs]
-    return quotient(*(per_item(side, value) for side in sides for value in (above, below)))
+    mine, theirs = ([per_item(side, value) for value in (above, below)] for side in sides)
+    return quotient(mine[0], mine[1], theirs[0], theirs[1], clusters(sides[0]))
 
 
 def mean(values: Sequence[tuple[Record, float]]) -> Interval:
     """The mean of a value over runs, with the interval over items."""
     items = by_item(values)
-    return ratio([math.fsum(each) for each in items], [len(each) for each in items])
+    of_items = clusters([record for record, _ in values])
+    return ratio([math.fsum(each) for each in items], [len(each) for each in items], of_items)
 
 
 def scored(record: Record, name: str) -> float | None:

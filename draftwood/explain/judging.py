@@ -108,8 +108,10 @@ def coins(
 ) -> None:
     """Record the drafts that were judged alone, each by its coin: those below roots and `accepted` ones."""
     for node in dict.fromkeys((*forest.roots, *accepted)):
-        p = target.probs(node) if node in forest.proposals else None
-        for proposal in forest.proposals.get(node, ()):
+        if not (proposals := forest.proposals.get(node)):
+            continue
+        p = target.probs(node)
+        for proposal in proposals:
             for child in proposal.nodes:
                 token = forest.token[child]
                 p_x, q_x = float(p[token]), 1.0 if proposal.q is None else float(proposal.q[token])

@@ -56,7 +56,8 @@ class LongestPath:
 
     def _longest(self, forest: Forest, target: Distributions, accept: Accept) -> list[int]:
         """The longest path of accepted drafts, a root first."""
-        best, self.accepted = [], []
+        best: list[int] = []
+        self.accepted = []
         waiting = [[root] for root in reversed(dict.fromkeys(forest.roots))]
         while waiting:  # depth first, in drawn order
             path = waiting.pop()
