@@ -25,6 +25,7 @@ from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.jsonl import Record
+from draftwood.util.resident import give_back
 
 WARM_TOKENS = 8
 
@@ -145,7 +146,12 @@ class Runner:
     def ready(self, todo: Sequence[EvalJob]) -> Callable[[Sequence[EvalJob]], Iterator[Record]]:
         """Warm up, and return a function that makes the runs of some jobs, one after the other."""
         self._warm_up(todo)
-        return lambda jobs: map(self.record, jobs)
+
+        def records(jobs: Sequence[EvalJob]) -> Iterator[Record]:
+            give_back()  # large vocabularies leave free pages, which would add up over hours without a rest
+            yield from map(self.record, jobs)
+
+        return records
 
     def _warm_up(self, todo: Sequence[EvalJob]) -> None:
         """Let caches grow and kernels be chosen on the first prompt of each task; failures will show when it counts."""

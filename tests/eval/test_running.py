@@ -14,6 +14,7 @@ import pytest
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
+from draftwood.eval import running
 from draftwood.eval.energy import NOT_AVAILABLE, Meter
 from draftwood.eval.evaluation import check_code, evaluate
 from draftwood.eval.running import EvalJob, EvalPlan, Runner
@@ -228,6 +229,21 @@ def test_runs_are_read_between_meter_readings(engine: Engine, tmp_path: Path) ->
     assert row["energy"]["cpu"]["joules_per_token"]["value"] == pytest.approx(3 / 12)
     assert sum(row["energy"]["cpu"]["split_by_time"].values()) == pytest.approx(3)
     assert row["paired"]["joules_per_token"]["cpu"]["value"] == 1
+
+
+def test_free_memory_goes_back_between_items(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before all methods of an item and seed, where nothing is timed."""
+    events: list[str] = []
+    record = Runner.record
+
+    def recorded(self: Runner, job: EvalJob) -> Any:
+        events.append(f"{job.place} {job.seed}")
+        return record(self, job)
+
+    monkeypatch.setattr(running, "give_back", lambda: events.append("back"))
+    monkeypatch.setattr(Runner, "record", recorded)
+    evaluate(engine, plan(Colours(), limit=2), tmp_path)
+    assert events == ["back", *2 * ["0 0"], "back", *2 * ["0 1"], "back", *2 * ["1 0"], "back", *2 * ["1 1"]]
 
 
 def test_failed_runs_are_tried_again(engine: Engine, tmp_path: Path) -> None:
