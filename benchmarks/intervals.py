@@ -29,11 +29,15 @@ def median(values: Sequence[float]) -> Interval:
     return Interval(value=float(np.median(array)), low=float(low), high=float(high), n=n)
 
 
-def of_tasks(tables: Sequence[Sequence[Sequence[float]]], of: Callable[[Array], Array]) -> Interval:
+def of_tasks(
+    tables: Sequence[Sequence[Sequence[float]]],
+    of: Callable[[Array], Array],
+    clusters: Sequence[Sequence[int]] | None = None,
+) -> Interval:
     """The geometric mean over tasks of a ratio of sums, [column, sample] -> [sample]; each task weighs alike.
 
-    `tables` has for each task columns with an entry per item. Items are drawn within their task, so that no sample has
-    more of one task than another.
+    `tables` has for each task columns with an entry per item, `clusters` the items' as `bootstrap` has them. Items are
+    drawn within their task, so that no sample has more of one task than another.
     """
     arrays = [np.asarray(columns, dtype=float) for columns in tables]
     counts = [array.shape[1] for array in arrays]
@@ -47,11 +51,10 @@ def of_tasks(tables: Sequence[Sequence[Sequence[float]]], of: Callable[[Array], 
         return Interval(value=None, low=None, high=None, n=sum(counts))
     with np.errstate(divide="ignore", invalid="ignore"):
         value = mean(array.sum(axis=1, keepdims=True) for array in arrays)
-        samples = (
-            mean(array @ drawn(count, seed).T for seed, (array, count) in enumerate(zip(arrays, counts, strict=True)))
-            if min(counts) > 1
-            else None
-        )
+        weights = [drawn(each, seed) for seed, each in enumerate(clusters or map(range, counts))]
+        known = [each for each in weights if each is not None]
+        complete = len(known) == len(arrays)
+        samples = mean(array @ each.T for array, each in zip(arrays, known, strict=True)) if complete else None
     return _interval(value, samples, sum(counts))
 
 
@@ -59,16 +62,18 @@ Choose = Callable[[Array], tuple[NDArray[np.intp], NDArray[np.intp]]]
 
 
 def judged_apart(
-    table: Array, choose: Choose, of: Callable[[Array, Array], Array]
+    table: Array, choose: Choose, of: Callable[[Array, Array], Array], clusters: Sequence[int] | None = None
 ) -> tuple[Interval, list[tuple[int, int]]]:
     """Two candidates chosen on one half of the items and judged on the other, both ways; and which they are.
 
-    `table` is [candidate, column, item]. `choose` is shown sums [candidate, column, sample] of the even items, and of
-    the odd ones, and returns the numbers [sample] of two candidates; `of` compares their sums [column, sample] over the
-    items that each was not chosen on. Items are drawn within their half and the choice is made anew in each sample, so
-    the interval has the uncertainty of the choice.
+    `table` is [candidate, column, item]. `choose` is shown sums [candidate, column, sample] of the even items (those of
+    even `clusters`), and of the odd ones, and returns the numbers [sample] of two candidates; `of` compares their sums
+    [column, sample] over the items that each was not chosen on. Items are drawn within their half and the choice is
+    made anew in each sample, so the interval has the uncertainty of the choice.
     """
-    halves = [np.asarray(table, dtype=float)[..., start::2] for start in (0, 1)]
+    numbers = np.arange(table.shape[-1]) if clusters is None else np.asarray(clusters)
+    places = [numbers[numbers % 2 == start] // 2 for start in (0, 1)]
+    halves = [np.asarray(table, dtype=float)[..., numbers % 2 == start] for start in (0, 1)]
     counts = [half.shape[-1] for half in halves]
     if not min(counts):
         return Interval(value=None, low=None, high=None, n=sum(counts)), []
@@ -84,7 +89,9 @@ def judged_apart(
 
     with np.errstate(divide="ignore", invalid="ignore"):
         value, chosen = judged([np.ones((1, count)) for count in counts])
-        samples = judged([drawn(count, seed) for seed, count in enumerate(counts)])[0] if min(counts) > 1 else None
+        weights = [drawn(each.tolist(), seed) for seed, each in enumerate(places)]
+        known = [each for each in weights if each is not None]
+        samples = judged(known)[0] if len(known) == len(halves) else None
     return _interval(value, samples, sum(counts)), chosen
 
 

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +37,7 @@ def measure(
     full: Annotated[bool, typer.Option("--full", help="All of the paper's settings, on more items.")] = False,
     part: Annotated[list[str] | None, typer.Option(help="Measure this part only. Repeatable. Default: all.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only methods whose label this pattern fits.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Begin no run later; a further call goes on.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Begin no run or step later; a further call goes on.")] = None,
     items: Annotated[list[str] | None, typer.Option(help="Of each task, or NAME=N of one. Repeatable.")] = None,
     seeds: Count = None,
     max_new_tokens: Count = None,
@@ -102,6 +102,7 @@ def measure(
     own = Models(name, engine, checkpoint, data, prompts, given, texts, heads_at, exit_at, drafts, seen or ())
     listed = list(script.measure(Study(settings, own, size, out)))
     usual = [each for each in listed if full or each not in getattr(script, "ASKED_FOR", ())]
+    check_target(out, listed, own.origins)
     until = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     with Console(stderr=True).status("preparing") as status:
         for each in chosen(listed, part or usual):
@@ -117,12 +118,13 @@ def measure(
                 status.console.print(f"{each} is left out: {error}", soft_wrap=True)  # finished parts are merged
                 break
             about = {"items": size.items, "seeds": size.seeds, "tokens": size.tokens}
-            result = {"part": each, "made_by": made_by(sys.argv[1:]), "size": about, **study.tables()}
+            by = {"made_by": made_by(sys.argv[1:]), "origins": own.origins}
+            result = {"part": each, **by, "size": about, **study.tables()}
             write(out / "parts" / f"{each}.json", result)
     document = merged(paper, name, out, listed)
     place = RESULTS / f"{paper}-{name}.json" if keep else out / "results.json"
     write(place, document)
-    notes = [note for each in document["parts"] for note in each["notes"]]
+    notes = [note for each in document["parts"] for note in each["notes"]] + document["notes"]
     print(findings([document]), "\n".join(dict.fromkeys(notes)), place, sep="\n")
 
 
@@ -155,14 +157,40 @@ def made_by(arguments: Sequence[str]) -> str:
     return f"python -m benchmarks.papers {shlex.join(short)}"
 
 
+def parts_of(out: Path, order: Sequence[str]) -> list[dict[str, Any]]:
+    """The results of the parts that were measured into a directory."""
+    files = [out / "parts" / f"{part}.json" for part in order]
+    return [read(file) for file in files if file.is_file()]
+
+
+def check_target(out: Path, order: Sequence[str], origins: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a directory has a part of another target."""
+    for part in parts_of(out, order):
+        if (other := part["origins"]["target"]) != origins["target"]:
+            raise ConfigurationError(
+                f"{out} holds {part['part']} of the target {other}, not {origins['target']}; choose another --out"
+            )
+
+
+def differing(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each role that not the same models play in all parts."""
+    result = []
+    for role in ("draft", "drafter", "exit", "heads"):
+        played = {part["part"]: part["origins"][role] or "none" for part in parts}
+        if len({*played.values()}) > 1:
+            each = ", ".join(f"{model} in {part}" for part, model in played.items())
+            result.append(f"Parts have different models as {role}: {each}.")
+    return result
+
+
 def merged(paper: str, name: str, out: Path, order: Sequence[str]) -> dict[str, Any]:
     """The result file of all parts that were measured into a directory."""
-    files = [out / "parts" / f"{part}.json" for part in order]
-    parts = [read(file) for file in files if file.is_file()]
+    parts = parts_of(out, order)
     tables = {key: [row for part in parts for row in part["tables"][key]] for key in ("findings", "learned", "rows")}
     learned = [row for i, row in enumerate(tables["learned"]) if row not in tables["learned"][:i]]
     about = [{key: part[key] for key in ("part", "made_by", "environment", "size", "notes")} for part in parts]
-    return {"paper": paper, "pair": name, "parts": about, "tables": {**tables, "learned": learned}}
+    tables["learned"] = learned
+    return {"paper": paper, "pair": name, "notes": differing(parts), "parts": about, "tables": tables}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Models that the papers' methods need: decision models of MCSD, EESD's exits and predictor. Each is trained once."""
+"""Models that the papers' methods need: decision models of MCSD, EESD's exits and predictor.
+
+Each is trained once of what it is made from.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.papers.models import Models
 from benchmarks.papers.study import Study
 from draftwood.depth.calibrated import PLACES, save_calibration
 from draftwood.depth.decision import DecisionKind, save_decision
 from draftwood.errors import ConfigurationError
+from draftwood.eval.provenance import content
+from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
@@ -44,19 +50,27 @@ def _counted(study: Study, what: str) -> Callable[[int, int], None]:
     return lambda done, total: study.told(f"recording drafts for {what}: {done} of {total} prompts")
 
 
-def _place(study: Study, name: str) -> Path:
-    path = study.out / "trained" / name
+def _place(study: Study, name: str, *origins: Any) -> Path:
+    """The path of something learned, named after what it is made from: of something else another one is made."""
+    stem, dot, suffix = name.partition(".")
+    path = study.out / "trained" / f"{stem}-{digest(origins)[:8]}{dot}{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
+def _asked(models: Models) -> tuple[str | None, bool]:
+    return content(models.prompts), models.chat  # of the corpus no file is read
+
+
 def decision(study: Study, kind: DecisionKind, prompts: int, tokens: int) -> tuple[str, dict[str, Any]]:
     """A decision model of MCSD: its file, and how well it predicts on prompts that it did not see."""
-    path = _place(study, f"{kind}-{prompts}x{tokens}.safetensors")
+    models = study.models
+    origins = [models.origins[role] for role in ("target", "draft", "drafter")]
+    path = _place(study, f"{kind}-{prompts}x{tokens}.safetensors", origins, RECORDED, *_asked(models))
     if not path.is_file():
-        texts = prompts_of(study.models.prompts, prompts, SEED, study.models.chat)
-        told, method = _counted(study, f"decisions on {kind}"), study.models.own(RECORDED, {})
-        engine = study.models.engine
+        texts = prompts_of(models.prompts, prompts, SEED, models.chat)
+        told, method = _counted(study, f"decisions on {kind}"), models.own(RECORDED, {})
+        engine = models.engine
         examples = decisions.record(engine, texts, kind, method, max_new_tokens=tokens, seed=SEED, progress=told)
         model, judged = decisions.train_decision(kind, *examples.tensors(), seed=SEED)
         about = {"prompts": prompts, "max_new_tokens": tokens, "examples": len(examples), "seed": SEED}
@@ -68,7 +82,8 @@ def decision(study: Study, kind: DecisionKind, prompts: int, tokens: int) -> tup
 def predictor(study: Study, exit: str) -> str:
     """The file of a predictor for Cali-TS, of an exit."""
     prompts, tokens = (140, 64) if study.full else (56, 48)
-    path = _place(study, f"calibration-{prompts}x{tokens}.safetensors")
+    origins = study.models.origins["target"], content(exit), *_asked(study.models)
+    path = _place(study, f"calibration-{prompts}x{tokens}.safetensors", *origins)
     if not path.is_file():
         engine, method = study.models.engine, Method.parse({"name": "eesd", "gamma": PLACES, "exit": exit})
         texts = prompts_of(study.models.prompts, prompts, SEED, study.models.chat)
@@ -89,13 +104,14 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     if study.models.exit is not None and (layers, depth, way) == (None, 1, "mixed"):
         return study.models.exit, _given_exit(study, study.models.exit)
     layers, label = layers or share(study.models.engine.target.n_layers), label_of(study, layers, depth, way)
-    place = _place(study, f"exit-{layers}-{depth}-{way}")
+    taught: dict[str, Any] = study.paper.training["settings"]
+    amount: dict[str, Any] = {"steps": study.steps, "batch": study.batch}
+    settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
+    source = TextSource(data=study.models.given if way == "given" else str(texts_of(study, way)))
+    origins = study.models.origins["target"], settings.model_dump(), content(source.data)
+    place = _place(study, f"exit-{layers}-{depth}-{way}", *origins)
     report = place / "report.json"
     if not report.is_file():
-        taught: dict[str, Any] = study.paper.training["settings"]
-        amount: dict[str, Any] = {"steps": study.steps, "batch": study.batch}
-        settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
-        source = TextSource(data=study.models.given if way == "given" else str(texts_of(study, way)))
         make = partial(prepare, ExitRun, settings, place, source, study.models.target)
         with closing(train(make, Saving())) as steps:
             for now in steps:
@@ -105,6 +121,8 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
                     each = now.document["seconds"] / now.document["steps"]
                     rows = {"batch": settings.batch, "context": source.context}
                     write_json(report, {"model": label, **figures, **rows, "seconds_per_step": each})
+                else:
+                    study.check_time(f"step {now.step + 1} of {settings.steps} of {label}")
     judged = parse_json(read_text(report))
     if judged not in study.learned:
         study.learned.append(judged)
@@ -134,16 +152,19 @@ def texts_of(study: Study, way: Way) -> Path:
         rows = [line for line in lines if line.strip() and parse_json(line).get("source") == way]
         if not rows:
             raise ConfigurationError(f"{both} says of no text that the target wrote it; `draftwood train corpus` does")
-        with writing(own := _place(study, "texts-of-the-target.jsonl")):
+        with writing(own := _place(study, "texts-of-the-target.jsonl", content(both))):
             own.write_text("\n".join(rows) + "\n", "utf-8")
         return own
     if study.models.texts is not None:
         return study.models.texts
     count, tokens = (1000, 256) if study.full else (200, 128)
-    path = _place(study, f"texts-{count}x{tokens}.jsonl")
     models, how = study.models, study.paper.training["writing"]
+    origins = models.origins["target"], how, content(models.given), *_asked(models)
+    path = _place(study, f"texts-{count}x{tokens}.jsonl", *origins)
     about = {"prompts": models.prompts, "chat": models.chat, "given": models.given, "seed": SEED}
     settings = WritingSettings(**{**about, **how, "count": count, "max_new_tokens": tokens})
     for written in write_texts(models.engine, settings, path):
         study.told(f"writing texts to train on: {written} of {count}")
+        if written < count:
+            study.check_time(f"text {written + 1} of {count} to train on")
     return path

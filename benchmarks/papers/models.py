@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.eval.provenance import content
 from draftwood.train.prompts import CORPUS
 from draftwood.util.safe_parsing import parse_json, read_text
 
@@ -44,6 +45,16 @@ class Models:
         return "\n".join(text for each in files for text in _texts(each))
 
     @property
+    def origins(self) -> dict[str, str]:
+        """What each role is played by: names, and fingerprints of their files."""
+        names = self.engine.names
+        types = (str(names[key]) for key in ("dtype", "quantize") if key in names)
+        parts = {"target": [names["target"]], "draft": names["draft"], "drafter": [*self.drafter.values()]}
+        parts |= {"exit": [self.exit], "heads": [self.heads]}
+        origins = {role: ", ".join(_identified(each) for each in named if each) for role, named in parts.items()}
+        return origins | {"target": ", ".join((origins["target"], *types))}
+
+    @property
     def chat(self) -> bool:
         """Whether prompts are conversations: the target has a chat template, and the data sets are real ones."""
         words = self.engine.tokenizer
@@ -70,6 +81,10 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | Sequence):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _strings(each)
+
+
+def _identified(name: str) -> str:
+    return f"{Path(name).name} ({whose})" if (whose := content(name)) else name
 
 
 def _filled(value: str, learned: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from draftwood.eval.evaluation import evaluate
 from draftwood.eval.intervals import Array, Interval
 from draftwood.eval.running import EvalJob, EvalPlan
 from draftwood.eval.store import records_of
-from draftwood.eval.summary import NATS, SECONDS, TOKENS, over, paired, per_item, scored, summary_of
+from draftwood.eval.summary import NATS, SECONDS, TOKENS, clusters, over, paired, per_item, scored, summary_of
 from draftwood.eval.summary import field as number
 from draftwood.eval.tasks import Instance, Task, parse
 from draftwood.sampling.params import SamplingParams
@@ -120,17 +120,19 @@ class Sweep:
         """A ratio of sums over items: tokens and a figure of one method, then of the other."""
         if not {of, other} <= self.entries.keys() or not {*(tasks or ())} <= {*self.tasks}:
             return None
-        tables = []
+        tables, drawn_with = [], []
         for task in tasks or self.tasks:
             sides = list(zip(*paired(self.of(of, task), self.of(other, task)), strict=True))
             tables.append([per_item(side, each) for side in sides for each in (TOKENS, figure)])
-        return of_tasks(tables, ratio) if all(tables) else None  # never of fewer tasks than it says
+            drawn_with.append(clusters(sides[0]) if sides else [])
+        return of_tasks(tables, ratio, drawn_with) if all(tables) else None  # never of fewer tasks than it says
 
     def apart(
         self, task: str, labels: Sequence[str], choose: Choose, of: Callable[[Array, Array], Array]
     ) -> tuple[Interval, str]:
         """Two of `labels` chosen on half of a task's items and judged on the other, and which they are."""
-        interval, chosen = judged_apart(self.table(task, labels), choose, of)
+        drawn_with = clusters([*self._shared(task, labels)[0].values()])
+        interval, chosen = judged_apart(self.table(task, labels), choose, of, drawn_with)
         names = [f"{labels[first]} against {labels[second]}" for first, second in chosen]
         return interval, " and ".join(dict.fromkeys(names)) or "nothing"
 
@@ -141,18 +143,23 @@ class Sweep:
 
     def table(self, task: str, labels: Sequence[str]) -> Array:
         """COLUMNS of each method on each item, [label, column, item]: sums over seeds, of items that all have run."""
-        runs = [{(each["place"], each["seed"]): each for each in self.of(label, task)} for label in labels]
-        shared = sorted(set.intersection(*(set(each) for each in runs)))
+        runs = self._shared(task, labels)
         metric, by_score = self.row(task, labels[0])["quality"]["metric"], self.by_score(task, labels)
-        places = {place: i for i, place in enumerate(dict.fromkeys(place for place, _ in shared))}
+        places = {place: i for i, place in enumerate(dict.fromkeys(place for place, _ in runs[0]))}
         result = np.zeros((len(labels), len(COLUMNS), len(places)))
         for i, each in enumerate(runs):
-            for key in shared:
-                record, score = each[key], scored(each[key], metric) if by_score else None
+            for key, record in each.items():
+                score = scored(record, metric) if by_score else None
                 quality = (score or 0.0, float(score is not None)) if by_score else (-NATS(record), TOKENS(record))
                 column = (TOKENS(record), SECONDS(record), *quality, joules(record))
                 result[i, :, places[key[0]]] += column
         return result
+
+    def _shared(self, task: str, labels: Sequence[str]) -> list[dict[tuple[int, int], Record]]:
+        """Each method's runs by place and seed, of items that all have run, in order."""
+        runs = [{(each["place"], each["seed"]): each for each in self.of(label, task)} for label in labels]
+        shared = sorted(set.intersection(*(set(each) for each in runs)))
+        return [{key: each[key] for key in shared} for each in runs]
 
 
 def rate(sums: Array) -> Array:
@@ -203,7 +210,7 @@ def predicted(group: Sequence[Record], plain: Sequence[Record], name: str) -> In
         guess: Array = sums[0] / (sums[1] / token + sums[2])
         return guess if name == "Eq. 14" else sums[0] / sums[3] * token / guess
 
-    return of_tasks([[*mine, *theirs]], value)
+    return of_tasks([[*mine, *theirs]], value, [clusters(sides[0])])
 
 
 PREDICTED = ("Eq. 14", "measured/Eq. 14")
@@ -339,6 +346,11 @@ class Study:
     def over(self) -> bool:
         """Whether its time is over."""
         return time.monotonic() > self.until
+
+    def check_time(self, what: str) -> None:
+        """Raise ConfigurationError where the time is over before something is done."""
+        if self.over:
+            raise ConfigurationError(f"{what} was not done in time; call again, or with more --minutes")
 
     def instances(self, names: Sequence[str]) -> dict[str, tuple[Task, list[Instance]]]:
         """The tasks that read the data sets of these names, with their first items."""

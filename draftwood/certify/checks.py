@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from draftwood.util.config import Count
 
 CHECKS = "Checks"
-RISK = 1e-6  # chance that a comparison of samples fails an exact method
+RISK = 1e-6  # chance that one check by samples fails what is exact; those of a certificate add up
 Advance: TypeAlias = Callable[[], None]  # called after each step of a check
 
 

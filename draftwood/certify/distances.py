@@ -15,12 +15,26 @@ import torch
 
 OutcomeT = TypeVar("OutcomeT", bound=Hashable)
 
-LEAST_EXPECTED = 5.0  # rarer outcomes are counted as one: Pearson's statistic is chi-square for larger cells only
+LEAST_EXPECTED = 5.0  # rarer outcomes are counted as one, since a law of many cells hides a deviation in a few
 
 
 def total_variation(a: Mapping[Any, float], b: Mapping[Any, float]) -> float:
     """Half the sum of absolute differences."""
     return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())
+
+
+def divergence_tail(divergence: float, freedom: int) -> float:
+    """A bound on the chance that samples diverge that far (in nats, of all outcomes) from laws that hold.
+
+    A sample of k outcomes has the moments exp(t D) of a gamma variable of shape k - 1 at most (Agrawal 2020, Finite-
+    sample concentration of the multinomial in relative entropy); those of several samples multiply, which by Chernoff
+    gives (e D / f)^f exp(-D) where D is above `freedom`, the sum f of k - 1. It holds for laws with rare outcomes, too.
+    """
+    if math.isinf(divergence):
+        return 0.0
+    if not freedom or divergence <= freedom:
+        return 1.0
+    return math.exp(freedom * (1 + math.log(divergence / freedom)) - divergence)
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
@@ -53,21 +67,31 @@ class Sample(Generic[OutcomeT]):
         """A bound on the mean of `distance` if the law holds: half the sum of the frequencies' standard deviations."""
         return 0.5 * math.fsum(math.sqrt(max(0.0, p * (1 - p)) / self.size) for p in self.law.values())
 
-    def pearson(self) -> tuple[float, int]:
-        """(statistic, degrees of freedom), rare outcomes pooled; infinite if an impossible one was seen."""
+    @property
+    def impossible(self) -> bool:
+        """Whether an outcome was seen that the law does not have."""
+        return any(self.law.get(x, 0.0) <= 0 for x in self.counts)
+
+    def cells(self) -> list[tuple[float, int]]:
+        """(expected, seen) of each outcome; the rare ones are the last cell, together."""
         size = self.size
-        if any(self.law.get(x, 0.0) <= 0 for x in self.counts):
+        expected = [(chance * size, self.counts[x]) for x, chance in self.law.items() if chance > 0]
+        rare = [cell for cell in expected if cell[0] < LEAST_EXPECTED]
+        together = [(math.fsum(chance for chance, _ in rare), sum(count for _, count in rare))] if rare else []
+        return [cell for cell in expected if cell[0] >= LEAST_EXPECTED] + together
+
+    def divergence(self) -> tuple[float, int]:
+        """(size times the relative entropy of the cells' frequencies, in nats; cells less one)."""
+        if self.impossible:
             return math.inf, 1
-        cells: list[tuple[float, int]] = []
-        rare_expected, rare_count = 0.0, 0
-        for outcome, chance in self.law.items():
-            expected, count = chance * size, self.counts[outcome]
-            if expected < LEAST_EXPECTED:
-                rare_expected, rare_count = rare_expected + expected, rare_count + count
-            else:
-                cells.append((expected, count))
-        if rare_expected >= LEAST_EXPECTED:
-            cells.append((rare_expected, rare_count))
+        cells = self.cells()
+        return math.fsum(n * math.log(n / expected) for expected, n in cells if n), len(cells) - 1
+
+    def pearson(self) -> tuple[float, int]:
+        """(statistic, degrees of freedom) of cells that are large enough; infinite if an impossible one was seen."""
+        if self.impossible:
+            return math.inf, 1
+        cells = [cell for cell in self.cells() if cell[0] >= LEAST_EXPECTED]
         return math.fsum((n - expected) ** 2 / expected for expected, n in cells), max(0, len(cells) - 1)
 
 
@@ -76,17 +100,17 @@ class Fit:
     """The fit of samples to their laws.
 
     `distance` is the mean total variation over samples, each weighed by its size. If the laws hold, it is at most
-    `bound` with probability 1 - `risk`: the bound on its mean plus McDiarmid's sqrt(-ln(risk) / 2n), since one outcome
-    changes it by at most 1/n. Whatever the true laws are, their own mean distance is at most `ceiling` with probability
-    1 - `risk`: the mean of a distance of frequencies is no smaller than the distance of their mean (Jensen). `p_value`
-    belongs to the sum of Pearson's statistics.
+    `bound` with probability 1 - `risk` / 2: the bound on its mean plus McDiarmid's sqrt(-ln(risk / 2) / 2n), since one
+    outcome changes it by at most 1/n. Whatever the true laws are, their own mean distance is at most `ceiling` with
+    probability 1 - `risk` / 2: the mean of a distance of frequencies is no smaller than the distance of their mean
+    (Jensen). `p_value` bounds the chance of a `divergence` as large. The two tests share the risk.
     """
 
     size: int
     distance: float
     bound: float
     ceiling: float
-    chi_square: float
+    divergence: float
     freedom: int
     p_value: float
     risk: float
@@ -94,16 +118,16 @@ class Fit:
     @property
     def holds(self) -> bool:
         """True where neither test rejects at this risk."""
-        return self.distance <= self.bound and self.p_value >= self.risk
+        return self.distance <= self.bound and self.p_value >= self.risk / 2
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Figures for a result file; an infinite statistic is null."""
+        """Figures for a result file; an infinite divergence is null."""
         return {
             "samples": self.size,
             "total_variation": self.distance,
             "total_variation_bound": self.bound,
             "true_total_variation_at_most": self.ceiling,
-            "chi_square": self.chi_square if math.isfinite(self.chi_square) else None,
+            "divergence_nats": self.divergence if math.isfinite(self.divergence) else None,
             "degrees_of_freedom": self.freedom,
             "p_value": self.p_value,
             "risk": self.risk,
@@ -121,8 +145,8 @@ def fit(samples: list[Sample[Any]], risk: float) -> Fit:
         raise ValueError("there are no samples; run at least one generation")
     distance = math.fsum(sample.size * sample.distance for sample in taken) / size
     noise = math.fsum(sample.size * sample.noise for sample in taken) / size
-    slack = math.sqrt(-math.log(risk) / (2 * size))
-    tests = [sample.pearson() for sample in taken]
-    statistic, freedom = math.fsum(value for value, _ in tests), sum(degrees for _, degrees in tests)
-    p_value = 0.0 if math.isinf(statistic) else chi_square_tail(statistic, freedom)
-    return Fit(size, distance, min(1.0, noise + slack), min(1.0, distance + slack), statistic, freedom, p_value, risk)
+    slack = math.sqrt(-math.log(risk / 2) / (2 * size))
+    tests = [sample.divergence() for sample in taken]
+    divergence, freedom = math.fsum(value for value, _ in tests), sum(degrees for _, degrees in tests)
+    p_value = divergence_tail(divergence, freedom)
+    return Fit(size, distance, min(1.0, noise + slack), min(1.0, distance + slack), divergence, freedom, p_value, risk)

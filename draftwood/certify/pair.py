@@ -209,7 +209,7 @@ def position_check(pair: ModelPair, method: Method, advance: Advance) -> Check:
     if failed:
         place, one = next(pair for pair in fits if pair[0] == failed[0])
     text = (
-        f"{runs:,} runs, token {place + 1} of {len(fits)}: chi-square {one.chi_square:.1f} on {one.freedom}, "
+        f"{runs:,} runs, token {place + 1} of {len(fits)}: divergence {one.divergence:.1f} nats on {one.freedom}, "
         f"p {one.p_value:.2g}; total variation {one.distance:.3f} (exact: below {one.bound:.3f})"
     )
     figures = {

@@ -32,7 +32,7 @@ class Judged:
     """
 
     outcome: Outcome
-    fate: Literal["accepted", "rejected", "discarded", "unreached"]
+    fate: Literal["accepted", "rejected", "outrun", "discarded", "unreached"]
     p: float = 0.0
     q: float = 0.0
     chance: float = 0.0

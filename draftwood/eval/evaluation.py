@@ -37,7 +37,7 @@ def evaluate(
     on_job: Callable[[EvalJob], None] = lambda job: None,
     engines: EngineMap | None = None,
 ) -> dict[str, Any]:
-    """Make the runs that `out` lacks and write its summary, which is returned; an interrupt leaves one, too.
+    """Make the runs that `out` lacks or that failed, write its summary and return it; an interrupt leaves one, too.
 
     `on_start` is called with the number of runs that are there and the number that there will be, `on_job` with each
     run before it is made. `engines` share the items, by default it is the one. Raises ConfigurationError where `out`
@@ -49,8 +49,8 @@ def evaluate(
     with Store(out, plan.configuration(engine), lambda there: plan.extends(there, engine)) as store:
         try:
             runner = Runner(engine, plan, Meter([] if engines else counters(engine.target.device)))
-            made, left = len(store.records), len(runner.missing(store))
-            on_start(made, made + left)
+            expected, left = len(plan.jobs()), len(runner.missing(store))
+            on_start(expected - left, expected)
             if left:  # the machine is written down first
                 runner.meter.rest(REST_SECONDS)
                 session = provenance.session(engine.target.device, engine.names.get("backend"))

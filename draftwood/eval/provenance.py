@@ -1,10 +1,11 @@
-"""Provenance of figures: program, machine and moment."""
+"""Provenance of figures: program, machine and moment; and what the files of models hold."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ from typing import Any
 import torch
 
 import draftwood
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import THROUGH_TRANSFORMERS
+from draftwood.methods import Method
 from draftwood.models.backend import native
+from draftwood.models.checkpoints import gguf_parts
+from draftwood.models.checkpoints.artifact import KINDS, companion
+from draftwood.models.checkpoints.files import file_fingerprint
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
@@ -61,3 +70,32 @@ def commit() -> str | None:
         return head + ("+changes" if git("status", "--porcelain", "--", "draftwood") else "") if head else None
     except OSError:  # git is not installed
         return None
+
+
+def contents(engine: Engine, methods: Iterable[Method]) -> dict[str, str]:
+    """The fingerprints of models' weights, and of the learned files that methods draft with, by path.
+
+    The embedded models come with the program, and models of a hub are known by their ids.
+    """
+    target, drafts = engine.names.get("target"), engine.names.get("draft", ())
+    places = {str(name).removeprefix(THROUGH_TRANSFORMERS) for name in (target, *drafts) if name != "embedded"}
+    home: Path | None = None if target == "embedded" else getattr(engine.target, "home", None)
+    for method in methods:
+        places.update(method.files)
+        match method.drafts_from:
+            case (str(kind), *options) if home is not None and options and set(options) == {None}:
+                places.add(str(companion(home, "heads" if kind == "medusa" else kind).parent))
+    return {place: whose for place in sorted(places) if (whose := content(place)) is not None}
+
+
+def content(place: str | Path) -> str | None:
+    """The fingerprint of a file, or of the weights in a directory; None where there are none."""
+    files = _weights(Path(place).expanduser())
+    return file_fingerprint(files) if files else None
+
+
+def _weights(path: Path) -> list[Path]:
+    if path.is_file():
+        return list(gguf_parts.opened(path).parts) if path.suffix == ".gguf" else [path]
+    learned = [file for kind in KINDS if (file := path / f"{kind}.safetensors").is_file()]
+    return learned or sorted(file for file in path.glob("*") if file.suffix in WEIGHTS)

@@ -17,13 +17,15 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
 from draftwood.engine.metrics import ADDED, LATER, Metrics
 from draftwood.engine.results import GenerationResult
+from draftwood.eval import provenance
 from draftwood.eval.energy import Meter
-from draftwood.eval.store import Store, key_of, plain
+from draftwood.eval.store import CONTENTS, Store, failed, key_of, plain
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.jsonl import Record
+from draftwood.util.resident import give_back
 
 WARM_TOKENS = 8
 
@@ -56,6 +58,7 @@ class EvalPlan:
             "sampling": self.sampling.model_dump(mode="json"),
             "seeds": list(self.seeds),
             "seeded": "by item and turn",  # earlier directories: all requests of a seed with it alone
+            CONTENTS: provenance.contents(engine, self.methods),
         }
 
     def extends(self, there: Mapping[str, Any], engine: Engine) -> bool:
@@ -119,8 +122,8 @@ class Runner:
     meter: Meter = field(default_factory=lambda: Meter([]))
 
     def missing(self, store: Store) -> list[EvalJob]:
-        """Runs that are still to be made."""
-        return [job for job in self.plan.jobs() if job.key not in store.records]
+        """Runs that are still to be made, and those that failed, which are tried again."""
+        return [job for job in self.plan.jobs() if job.key not in store.records or failed(store.records[job.key])]
 
     def run(
         self, store: Store, on_job: Callable[[EvalJob], None] = lambda job: None, engines: EngineMap | None = None
@@ -143,7 +146,12 @@ class Runner:
     def ready(self, todo: Sequence[EvalJob]) -> Callable[[Sequence[EvalJob]], Iterator[Record]]:
         """Warm up, and return a function that makes the runs of some jobs, one after the other."""
         self._warm_up(todo)
-        return lambda jobs: map(self.record, jobs)
+
+        def records(jobs: Sequence[EvalJob]) -> Iterator[Record]:
+            give_back()  # large vocabularies leave free pages, which would add up over hours without a rest
+            yield from map(self.record, jobs)
+
+        return records
 
     def _warm_up(self, todo: Sequence[EvalJob]) -> None:
         """Let caches grow and kernels be chosen on the first prompt of each task; failures will show when it counts."""
@@ -165,6 +173,7 @@ class Runner:
             "item": instance.item,
             "place": job.place,
             "group": instance.group,
+            "cluster": job.task.cluster(instance),
             "instance": instance.hash,
             "method": job.number,
             "seed": job.seed,

@@ -17,10 +17,11 @@ from draftwood.util.jsonl import Journal, Record, read_records
 from draftwood.util.safe_parsing import parse_json, read_text
 
 CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
+CONTENTS = "contents"  # of a configuration: the fingerprints of models and learned files by path
 
 
 class Store:
-    """The records of one configuration by key. Use it in a `with` statement.
+    """The records of one configuration by key; a later run takes the place of one that failed. Use it in `with`.
 
     `extends` says whether this configuration goes on from an earlier one, whose records then stay. Raises
     ConfigurationError where the directory belongs to another configuration, to another process that still runs, or
@@ -42,7 +43,7 @@ class Store:
         with ExitStack() as stack:
             stack.enter_context(self._journal)
             self._claim()
-            self.records = {record["key"]: record for record in self._journal.recovered()}
+            self.records = {record["key"]: record for record in self._journal.recovered(failed)}
             stack.pop_all()
         return self
 
@@ -53,7 +54,7 @@ class Store:
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
         """Keep a run; its line is on the disk when this returns."""
-        if key in self.records:
+        if key in self.records and not failed(self.records[key]):
             raise ValueError(f"run {key} is there already")
         line = {"key": key, **record}
         self._journal.add(line)
@@ -81,12 +82,24 @@ class Store:
         if self._extends(there):
             write_json(path, {**document, "configuration": self.configuration})
         else:
-            keys = sorted(there.keys() | self.configuration.keys())
-            other = [key for key in keys if there.get(key) != self.configuration.get(key)]
+            other = ", ".join(differences(there, self.configuration))
             raise ConfigurationError(
-                f"{self.directory} holds results of another configuration (different: {', '.join(other)}); "
+                f"{self.directory} holds results of another configuration (different: {other}); "
                 "choose another --out, or repeat the command that made it, with more items or seeds if you like"
             )
+
+
+def failed(record: Mapping[str, Any]) -> bool:
+    """Whether a run failed."""
+    return record.get("status") == "failed"
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The parts of two configurations that differ; of files with another content their paths."""
+    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    before, now = there.get(CONTENTS, {}), here.get(CONTENTS, {})
+    changed = [f"what is in {path}" for path in sorted(before.keys() & now.keys()) if before[path] != now[path]]
+    return [name for key in keys for name in (changed if key == CONTENTS and changed else [key])]
 
 
 def plain(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +127,7 @@ def records_of(directory: Path) -> dict[str, Record]:
     if not path.is_file():
         return {}
     with path.open("rb") as file:
-        return {record["key"]: record for record in read_records(file, path)}
+        return {record["key"]: record for record in read_records(file, path, replaced=failed)}
 
 
 def check_writable(directory: Path) -> None:

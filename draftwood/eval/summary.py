@@ -19,7 +19,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, pass_at, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
-from draftwood.eval.store import CONFIGURATION, read_run, records_of
+from draftwood.eval.store import CONFIGURATION, failed, read_run, records_of
 from draftwood.util.jsonl import Record
 from draftwood.util.safe_parsing import short_repr
 
@@ -87,7 +87,7 @@ def summarise(
     return {
         "schema": SUMMARY_SCHEMA,
         "complete": len(records) == expected,
-        "runs": {"expected": expected, "made": len(records), "failed": sum(map(_failed, records.values()))},
+        "runs": {"expected": expected, "made": len(records), "failed": sum(map(failed, records.values()))},
         "configuration": configuration,
         "sessions": list(sessions),
         "energy": energy,
@@ -118,20 +118,16 @@ def _row(
         },
         "runs": {
             "made": len(group),
-            "failed_to_decode": sum(_failed(record) and record["stage"] == "decode" for record in group),
-            "failed_to_score": sum(_failed(record) and record["stage"] == "score" for record in group),
+            "failed_to_decode": sum(failed(record) and record["stage"] == "decode" for record in group),
+            "failed_to_score": sum(failed(record) and record["stage"] == "score" for record in group),
         },
-        "errors": dict(Counter(record["error"] for record in filter(_failed, group))),
+        "errors": dict(Counter(record["error"] for record in filter(failed, group))),
         "quality": quality(group, task["metric"]),
         "decoding": decoding(made),
         "timing": timing(made),
         "energy": NOT_AVAILABLE if idle is None else _energy(made, idle),
         "paired": None if number == 0 else _paired(group, baseline, task["metric"], idle),
     }
-
-
-def _failed(record: Record) -> bool:
-    return bool(record["status"] == "failed")
 
 
 def field(*path: str) -> Callable[[Record], float]:
@@ -162,9 +158,16 @@ def by_item(values: Iterable[tuple[Record, T]]) -> list[list[T]]:
     return list(items.values())
 
 
+def clusters(group: Sequence[Record]) -> list[int]:
+    """The numbers of the clusters that items belong to, in the order of `per_item`; most are alone in theirs."""
+    names = {record["place"]: record.get("cluster") or record["place"] for record in group}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    return [numbers[name] for name in names.values()]
+
+
 def over(group: Sequence[Record], above: Callable[[Record], float], below: Callable[[Record], float]) -> Interval:
     """The sum of one value over that of another."""
-    return ratio(per_item(group, above), per_item(group, below))
+    return ratio(per_item(group, above), per_item(group, below), clusters(group))
 
 
 def versus(
@@ -174,18 +177,20 @@ def versus(
 ) -> Interval:
     """`over` of the first of each pair against that of the second."""
     sides = [a for a, _ in pairs], [b for _, b in pairs]
-    return quotient(*(per_item(side, value) for side in sides for value in (above, below)))
+    mine, theirs = ([per_item(side, value) for value in (above, below)] for side in sides)
+    return quotient(mine[0], mine[1], theirs[0], theirs[1], clusters(sides[0]))
 
 
 def mean(values: Sequence[tuple[Record, float]]) -> Interval:
     """The mean of a value over runs, with the interval over items."""
     items = by_item(values)
-    return ratio([math.fsum(each) for each in items], [len(each) for each in items])
+    of_items = clusters([record for record, _ in values])
+    return ratio([math.fsum(each) for each in items], [len(each) for each in items], of_items)
 
 
 def scored(record: Record, name: str) -> float | None:
     """A score of a run. One that could not decode has answered nothing: 0; one that could not be scored has none."""
-    if _failed(record):
+    if failed(record):
         return 0.0 if record["stage"] == "decode" else None
     score = record["scores"].get(name)
     return None if score is None else float(score)
@@ -193,8 +198,8 @@ def scored(record: Record, name: str) -> float | None:
 
 def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
     """Means of all scores, pass@k of programs, and perplexity of the answers under the target."""
-    names = dict.fromkeys(name for record in group if not _failed(record) for name in record["scores"])
-    if metric != PERPLEXITY and any(map(_failed, group)):
+    names = dict.fromkeys(name for record in group if not failed(record) for name in record["scores"])
+    if metric != PERPLEXITY and any(map(failed, group)):
         names.setdefault(metric)
     scores: dict[str, Any] = {}
     for name in names:

@@ -18,7 +18,6 @@ from draftwood.core.records import Judged, Outcome
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Initialised, LongestPath, Rejection, Traversal, VerifierProxy
 from draftwood.verify.bound import bounds
-from draftwood.verify.longest import judge_alone
 from draftwood.verify.traversal import traverse
 from draftwood.verify.tree import Resolve, acceptance, resolve
 
@@ -59,8 +58,7 @@ class VerdictRecorder(VerifierProxy):
         rule: Resolve | None = None  # where drafts were judged one by one
         if isinstance(self.verify, Rejection | Initialised) and not result.greedy:
             rule = self.verify.rule if isinstance(self.verify, Rejection) else resolve
-        if isinstance(self.verify, LongestPath) and not result.greedy:
-            rule = judge_alone
+        all_paths = isinstance(self.verify, Traversal | LongestPath) and not result.greedy
         for place, node in enumerate(path):
             if node < forest.fresh:
                 continue  # answered in an earlier round
@@ -72,14 +70,16 @@ class VerdictRecorder(VerifierProxy):
                 if value
             ]
             following = path[place + 1] if place + 1 < len(path) else None
-            if not isinstance(self.verify, Traversal) or result.greedy:
+            if not all_paths:
                 rest = siblings(result, forest, node, following, p, rule)
                 if following is None:
-                    if isinstance(self.verify, LongestPath):
-                        rest = self.verify.behind(forest, path, target)
                     result.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
-        if isinstance(self.verify, Traversal) and not result.greedy:
-            rest = paths(result, forest, path, target)
+        if all_paths:
+            if isinstance(self.verify, LongestPath):
+                coins(result, forest, path, target, self.verify.accepted)
+                rest = self.verify.behind(forest, path, target)
+            else:
+                rest = paths(result, forest, path, target)
             result.chosen = (path[-1], verdict.token[0]), float(rest[verdict.token[0]])
 
 
@@ -101,6 +101,23 @@ def paths(result: RoundJudgement, forest: Forest, path: Sequence[int], target: D
         after = next(place for place, child in enumerate(drawn) if child in path)
         result.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
     return rest / rest.sum()
+
+
+def coins(
+    result: RoundJudgement, forest: Forest, path: Sequence[int], target: Distributions, accepted: Sequence[int]
+) -> None:
+    """Record the drafts that were judged alone, each by its coin: those below roots and `accepted` ones."""
+    for node in dict.fromkeys((*forest.roots, *accepted)):
+        if not (proposals := forest.proposals.get(node)):
+            continue
+        p = target.probs(node)
+        for proposal in proposals:
+            for child in proposal.nodes:
+                token = forest.token[child]
+                p_x, q_x = float(p[token]), 1.0 if proposal.q is None else float(proposal.q[token])
+                won: Literal["accepted", "outrun"] = "accepted" if child in path else "outrun"
+                fate = won if child in accepted else "rejected"
+                result.drafts.append(Judged((node, token), fate, p_x, q_x, acceptance(p_x, q_x)))
 
 
 def siblings(

@@ -33,6 +33,7 @@ class Fate(NamedTuple):
 FATES = {
     "accepted": Fate("+", KIND_STYLES["accepted"], "a draft that the target accepted"),
     "rejected": Fate("-", Style.parse("red"), "a draft that the target rejected"),
+    "outrun": Fate("~", DIM, "accepted, but another path of accepted drafts was chosen"),
     "corrected": Fate("*", Style.parse("magenta"), "chosen by the target after rejections"),
     "forced": Fate("^", KIND_STYLES["forced"], "the only token that the grammar allowed"),
     "bonus": Fate("!", KIND_STYLES["bonus"], "chosen by the target after all drafts were accepted"),

@@ -9,7 +9,6 @@ int8 instead: with four bits, greedy decoding agrees with the exact model at fiv
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import artifact, checkpoint, gguf_parts
 from draftwood.models.checkpoints.artifact import Artifact
+from draftwood.models.checkpoints.files import file_fingerprint
 from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
 from draftwood.models.modules import ExactLinear
@@ -31,7 +31,6 @@ from draftwood.models.quantise import GROUP_SIZE, Grouped, quantise
 
 KIND = "int4"
 FORMAT = 2  # of the files, and of how weights are chosen
-FINGERPRINT_PIECES, PIECE_BYTES = 1024, 16384  # pieces of a file that a fingerprint is made of, and their bytes
 
 log = logging.getLogger(__name__)
 
@@ -161,16 +160,8 @@ def load(path: Path, model: str, calibration: str) -> Matrices | None:
 
 
 def fingerprint(home: Path) -> str:
-    """16 hexadecimal digits of the weights of a checkpoint: names, sizes and 1024 evenly spaced pieces of each file."""
-    digest = hashlib.sha256()
-    for path in gguf_parts.opened(home).parts if home.is_file() else weight_files(home):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for start in range(0, size, max(PIECE_BYTES, size // FINGERPRINT_PIECES)):
-                file.seek(start)
-                digest.update(file.read(PIECE_BYTES))
-    return digest.hexdigest()[:16]
+    """The fingerprint of the files that hold a checkpoint's weights."""
+    return file_fingerprint(gguf_parts.opened(home).parts if home.is_file() else weight_files(home))
 
 
 def cached(home: Path, text: CalibrationText, advance: Callable[[float], None] = lambda share: None) -> Matrices:

@@ -286,9 +286,9 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:
-        """The methods that `speculation` may name, with options, their ranges and help; `usable` here and now."""
+        """The methods that `speculation` may name, with options, their ranges and help; `usable` with this `model`."""
         methods = [public_method(method) | {"usable": _usable(service, name)} for name, method in METHODS.items()]
-        return {"object": "list", "default": service.method.name, "data": methods}
+        return {"object": "list", "model": service.name, "default": service.method.name, "data": methods}
 
 
 def _usable(service: Service, name: str) -> bool:
@@ -364,12 +364,13 @@ def _add_metrics(app: FastAPI, service: Service) -> None:
 def _add_page_data(app: FastAPI, service: Service) -> None:
     @app.get("/page.json", include_in_schema=False)
     def page_json() -> dict[str, Any]:
-        """Version, models, prompts, whether conversations are known, and the viewer in which the page shares runs.
+        """Version, the served model, its parts, prompts, whether it chats, and the viewer of shared runs.
 
         `sampling` is how the model's makers draw tokens, where the checkpoint says so.
         """
         return {
             "version": __version__,
+            "model": service.name,
             "models": service.public.value(service.engine.names),
             "prompts": _embedded_prompts(service.engine),
             "chat": bool(service.tokenizer.templates),

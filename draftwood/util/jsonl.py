@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Self
@@ -47,12 +47,12 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def recovered(self) -> Iterator[Record]:
-        """The records that are there, without a last line that was cut. To be exhausted before `add`."""
+    def recovered(self, replaced: Callable[[Record], bool] = lambda record: False) -> Iterator[Record]:
+        """The records that are there, as `read_records` has them. To be exhausted before `add`."""
         assert self._file is not None, "the journal is open"
         cut_torn_line(self._file)
         with self.path.open("rb") as file:
-            yield from read_records(file, self.path, self.key)
+            yield from read_records(file, self.path, self.key, replaced)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Keep a record; its line is on the disk when this returns."""
@@ -96,10 +96,12 @@ def cut_torn_line(file: IO[bytes]) -> None:
     file.truncate(end)
 
 
-def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[Record]:
+def read_records(
+    file: IO[bytes], path: Path, key: str = "key", replaced: Callable[[Record], bool] = lambda record: False
+) -> Iterator[Record]:
     """The records of a file; a last line without its end is left out: it was cut, or is under way.
 
-    Raises ConfigurationError where a line is damaged or a record is there twice.
+    Raises ConfigurationError where a line is damaged or a record is there twice, unless the first may be `replaced`.
     """
     known: set[str] = set()
     for number, line in enumerate(file, 1):
@@ -107,7 +109,7 @@ def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[Reco
             break
         try:
             record = parse_json(line)
-            name = record[key]
+            name, final = record[key], not replaced(record)
         except (ValueError, KeyError, TypeError):
             name = None
         if not isinstance(name, str):
@@ -115,5 +117,6 @@ def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[Reco
         if name in known:
             again = f"line {number} of {path} holds the {key} {name!r}, which is there already"
             raise ConfigurationError(f"{again}; remove one of them, or choose another --out")
-        known.add(name)
+        if final:
+            known.add(name)
         yield record

@@ -12,15 +12,8 @@ from draftwood.verify.initialised import several_roots, successive
 from draftwood.verify.tree import Accept, coin, residual
 
 
-def judge_alone(
-    p: Tensor, proposals: Sequence[Proposal], token: Sequence[int], accept: Accept
-) -> tuple[int | None, Tensor]:
-    """A node's first accepted child, each judged by min(1, p(x)/q(x)) as if it had no siblings; and p [V] itself."""
-    return next(iter(accepted_alone(p, proposals, token, accept)), None), p
-
-
 def accepted_alone(p: Tensor, proposals: Sequence[Proposal], token: Sequence[int], accept: Accept) -> list[int]:
-    """All of a node's children that are accepted so, in drawn order: a coin for each."""
+    """All of a node's children that min(1, p(x)/q(x)) accepts, in drawn order: a coin for each."""
     return [
         node
         for proposal in proposals
@@ -47,6 +40,7 @@ class LongestPath:
         if initial < 1:
             raise ValueError(f"initial is {initial}, but a round begins with at least one token of the target")
         self.initial = initial
+        self.accepted: list[int] = []  # drafts of the last round whose coins accepted them, on whatever path
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         """Verdict for a forest with any number of roots; an ended root is a path without drafts."""
@@ -63,6 +57,7 @@ class LongestPath:
     def _longest(self, forest: Forest, target: Distributions, accept: Accept) -> list[int]:
         """The longest path of accepted drafts, a root first."""
         best: list[int] = []
+        self.accepted = []
         waiting = [[root] for root in reversed(dict.fromkeys(forest.roots))]
         while waiting:  # depth first, in drawn order
             path = waiting.pop()
@@ -71,6 +66,7 @@ class LongestPath:
             proposals = forest.proposals.get(path[-1])
             if proposals:
                 children = accepted_alone(target.probs(path[-1]), proposals, forest.token, accept)
+                self.accepted += children
                 waiting += [[*path, child] for child in reversed(dict.fromkeys(children))]
         return best
 

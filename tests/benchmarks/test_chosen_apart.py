@@ -76,3 +76,25 @@ def test_intervals_have_the_uncertainty_of_the_choice() -> None:
 
     judged_apart(table, choose, lambda a, b: a[0] / a[1] / (b[0] / b[1]))
     assert picked == {0, 1}
+
+
+def test_items_of_one_cluster_stay_together() -> None:
+    """Drawn with each other within their task, and in the same half; of one cluster in a half there is no interval."""
+    rates = np.repeat([1.0, 3.0, 2.0, 4.0], 3)
+    columns = [rates.tolist(), [1.0] * 12]
+    clusters = np.repeat(range(4), 3).tolist()
+    found, alone = of_tasks([columns], ratio, [clusters]), of_tasks([columns], ratio)
+    assert found["value"] == alone["value"] == pytest.approx(2.5) and found["n"] == alone["n"] == 12
+    assert found["low"] == pytest.approx(1.25, abs=0.3) and found["low"] < (alone["low"] or 0) - 0.1
+    assert of_tasks([columns, columns], ratio, [clusters, [0] * 12])["low"] is None
+    halves: list[Array] = []
+
+    def choose(sums: Array) -> tuple[np.ndarray, np.ndarray]:
+        halves.append(sums[0, 0])
+        return np.zeros(sums.shape[-1], int), np.ones(sums.shape[-1], int)
+
+    table = np.stack([columns, [[1.0] * 12] * 2])
+    found, _ = judged_apart(table, choose, lambda a, b: a[0] / b[0], clusters)
+    assert [half[0] for half in halves[:2]] == [9, 21] and found["value"] == pytest.approx(2.5) and found["n"] == 12
+    assert {*np.unique(halves[2])} == {6.0, 9.0, 12.0}  # of two clusters of three
+    assert judged_apart(table, choose, lambda a, b: a[0] / b[0], [i % 2 for i in range(12)])[0]["low"] is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -280,12 +283,32 @@ def test_statistics() -> None:
     sample.counts.update({"a": 60, "b": 20, "c": 20})
     found = fit([sample], 1e-6)
     assert found.distance == pytest.approx(0.1)
-    assert (found.chi_square, found.freedom) == (pytest.approx(2 + 10 / 3), 2)
+    nats = 60 * math.log(1.2) + 20 * math.log(2 / 3)
+    assert (found.divergence, found.freedom) == (pytest.approx(nats), 2)
+    assert found.p_value == pytest.approx((math.e * nats / 2) ** 2 * math.exp(-nats))
     assert found.holds and found.distance < found.bound < 0.36 and found.ceiling > found.distance
     sample.counts["d"] += 1  # impossible
     assert fit([sample], 1e-6).p_value == 0 and not fit([sample], 1e-6).holds
     with pytest.raises(ValueError, match="no samples"):
         fit([Sample({"a": 1.0})], 0.01)
+
+
+def test_an_exact_sample_fails_no_more_often_than_the_risk_says() -> None:
+    """Every count of 40 draws from a law with a rare outcome, and with a likely one: both tests together."""
+    risks = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+    for law in ({"a": 0.85, "b": 0.15}, {"a": 0.6, "b": 0.25, "c": 0.15}, {"a": 0.5, "b": 0.3, "c": 0.16, "d": 0.04}):
+        failed = dict.fromkeys(risks, 0.0)
+        for counts in itertools.product(range(41), repeat=len(law) - 1):
+            if (last := 40 - sum(counts)) < 0:
+                continue
+            sample = Sample(law, Counter(dict(zip(law, (*counts, last), strict=True))))
+            chance = float(math.factorial(40))
+            for p, n in zip(law.values(), (*counts, last), strict=True):
+                chance *= p**n / math.factorial(n)
+            for risk in risks:
+                failed[risk] += chance * (not fit([sample], risk).holds)
+        assert all(share <= risk for risk, share in failed.items()), failed
+        assert failed[0.1] > 1e-4  # and they do see something
 
 
 def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from draftwood.certify.server import Limits, Server, ServerBudget, ServerCertifi
 from draftwood.certify.server import client as clients
 from draftwood.certify.server.claims import REST, LawOptions, claimed
 from draftwood.certify.server.client import ServerAnswer
-from draftwood.certify.server.evidence import ClaimedLaw, Evidence, TwoSamples
+from draftwood.certify.server.evidence import (
+    FLATTER,
+    MAX_MISSED,
+    POWER,
+    REPLICAS,
+    SHARPER,
+    ClaimedLaw,
+    Evidence,
+    TwoSamples,
+)
 from draftwood.certify.server.features import choices_check
 from draftwood.certify.server.greedy import first_difference
 from draftwood.certify.server.run import jobs
@@ -284,6 +294,8 @@ def test_evidence_seldom_errs_and_says_what_it_sees() -> None:
 
     assert sum(accused(1.0, 100).against for _ in range(40)) <= 5
     assert sum(accused(2.0, 150).against for _ in range(10)) >= 9
+    by_chance = sum(math.comb(REPLICAS, k) * (1 - POWER) ** k * POWER ** (REPLICAS - k) for k in range(MAX_MISSED + 1))
+    assert by_chance * len(SHARPER + FLATTER) < 0.05  # that a distance is named which is seen less often
     seen = accused(1.0, 300).power()
     assert seen is not None and 0.02 < seen < 0.3
     none = Evidence()

@@ -3,22 +3,28 @@
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from draftwood.engine.engine import Engine
-from draftwood.engine.loading import load
+from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
+from draftwood.eval import running
 from draftwood.eval.energy import NOT_AVAILABLE, Meter
 from draftwood.eval.evaluation import check_code, evaluate
 from draftwood.eval.running import EvalJob, EvalPlan, Runner
-from draftwood.eval.store import Store, read_run, records_of
+from draftwood.eval.store import Store, failed, read_run, records_of
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, ItemScores, Task, parse
 from draftwood.methods import Method
+from draftwood.models.base import CausalModel
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.heads import exit as exits
 from draftwood.sampling.params import SamplingParams
 
 CLOCKWORK = ("timing", "energy")
@@ -225,12 +231,70 @@ def test_runs_are_read_between_meter_readings(engine: Engine, tmp_path: Path) ->
     assert row["paired"]["joules_per_token"]["cpu"]["value"] == 1
 
 
+def test_free_memory_goes_back_between_items(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before all methods of an item and seed, where nothing is timed."""
+    events: list[str] = []
+    record = Runner.record
+
+    def recorded(self: Runner, job: EvalJob) -> Any:
+        events.append(f"{job.place} {job.seed}")
+        return record(self, job)
+
+    monkeypatch.setattr(running, "give_back", lambda: events.append("back"))
+    monkeypatch.setattr(Runner, "record", recorded)
+    evaluate(engine, plan(Colours(), limit=2), tmp_path)
+    assert events == ["back", *2 * ["0 0"], "back", *2 * ["0 1"], "back", *2 * ["1 0"], "back", *2 * ["1 1"]]
+
+
+def test_failed_runs_are_tried_again(engine: Engine, tmp_path: Path) -> None:
+    """Their new lines stand behind the old ones and count; runs that went well are not made again."""
+    wanted = plan(Colours(), seeds=[0], limit=3)
+    broken = replace(wanted, tasks=[(Colours(unjudged=1), wanted.tasks[0][1])])
+    with Store(tmp_path, wanted.configuration(engine)) as store:
+        Runner(engine, broken).run(store)
+    before = (tmp_path / "items.jsonl").read_bytes()
+    counts: list[int] = []
+    document = evaluate(engine, wanted, tmp_path, lambda made, expected: counts.extend((made, expected)))
+    assert counts == [4, 6] and document["runs"] == {"expected": 6, "made": 6, "failed": 0} and document["complete"]
+    after = (tmp_path / "items.jsonl").read_bytes()
+    lines = [json.loads(line) for line in after.removeprefix(before).splitlines()]
+    assert [(line["place"], line["status"]) for line in lines] == 2 * [(1, "ok")]
+    assert len(records_of(tmp_path)) == 6 and not any(map(failed, records_of(tmp_path).values()))
+    evaluate(engine, wanted, tmp_path)
+    assert (tmp_path / "items.jsonl").read_bytes() == after
+
+
 def test_a_directory_of_other_models_or_options_is_refused(engine: Engine, tmp_path: Path) -> None:
     evaluate(engine, plan(Talk(), seeds=[0]), tmp_path)
     with pytest.raises(ConfigurationError, match=r"different: seeds"):
         evaluate(engine, plan(Talk(), seeds=[1]), tmp_path)
     with pytest.raises(ConfigurationError, match=r"different: tasks"):
         evaluate(engine, plan(Talk(max_new_tokens=3), seeds=[0]), tmp_path)
+
+
+def write_exit(directory: Path, target: CausalModel, scale: float) -> None:
+    """The embedded target's exit with its weights times a number."""
+    weights = exits.load(EMBEDDED / "target" / "exit", target, packed=False).weights()
+    exits.save({name: part * scale for name, part in weights.items()}, directory, fingerprint(target), 1)
+
+
+def test_a_directory_knows_learned_files_by_content(tmp_path: Path) -> None:
+    """Another exit in the same place is another one: named, or found next to the weights."""
+    shutil.copytree(EMBEDDED / "target", home := tmp_path / "target", ignore=shutil.ignore_patterns("exit"))
+    shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
+    engine = load(home, tmp_path / "draft")
+    plain, named = Method.parse("autoregressive"), tmp_path / "named"
+    for directory, method in ((named, {"name": "eesd", "exit": str(named)}), (home / "exit", {"name": "eesd"})):
+        write_exit(directory, engine.target, 1.0)
+        wanted = replace(plan(Talk(), seeds=[0]), methods=[plain, Method.parse(method)])
+        out = tmp_path / f"of {directory.name}"
+        before = evaluate(engine, wanted, out)["configuration"]["contents"]
+        assert before.keys() == {str(home), str(tmp_path / "draft"), str(directory)}
+        write_exit(directory, engine.target, 1.0)
+        assert evaluate(engine, wanted, out)["configuration"]["contents"] == before
+        write_exit(directory, engine.target, 1.5)
+        with pytest.raises(ConfigurationError, match=rf"\(different: what is in {directory}\)"):
+            evaluate(engine, wanted, out)
 
 
 def test_a_directory_grows_by_items_and_seeds(engine: Engine, tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ def summary(records: list[dict[str, Any]], seeds: int, idle: dict[str, float] | 
     return summarise(configuration(seeds), [], {str(i): each for i, each in enumerate(shuffled)}, idle)
 
 
+def test_items_of_one_cluster_are_drawn_together() -> None:
+    """Intervals are those of the clusters' sums, beside the number of items; of one cluster there is none."""
+    random_ = random.Random(1)
+    times = [random_.choice((1.0, 3.0)) for _ in range(12)]
+    records = [
+        {**record(place, method, seed, 0.5, seconds=times[place // 3] * (1 + method)), "cluster": f"{place // 3}"}
+        for place in range(36)
+        for method in (0, 1)
+        for seed in (0, 1)
+    ]
+    tokens_per_second = summary(records, 2)["rows"][0]["timing"]["tokens_per_second"]
+    of_clusters = ratio([60.0] * 12, [6 * each for each in times])
+    assert tokens_per_second == {**of_clusters, "n": 36}
+    alone = summary([{**each, "cluster": ""} for each in records], 2)["rows"][0]["timing"]["tokens_per_second"]
+    assert alone["value"] == tokens_per_second["value"] and alone["n"] == 36
+    assert alone["high"] - alone["low"] < 0.8 * (tokens_per_second["high"] - tokens_per_second["low"])
+    one = summary([{**each, "cluster": "a"} for each in records], 2)["rows"][1]
+    assert one["timing"]["tokens_per_second"]["low"] is None is one["paired"]["speed_up"]["high"]
+    assert one["quality"]["passed"] == {"value": 0.5, "low": None, "high": None, "n": 36}
+
+
 def test_means_ratios_and_pass_at_k() -> None:
     passed = {0: [1, 0, 0, 0, 0], 1: [1, 1, 1, 0, 0]}
     records = [

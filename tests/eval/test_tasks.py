@@ -55,6 +55,18 @@ def test_squad_files_of_both_versions(write: Write) -> None:
     assert task.score(first, [" unanswerable"]) == {"em": 0, "f1": 0}
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_questions_on_one_passage_are_drawn_together(write: Write, chat: bool) -> None:
+    paragraphs = squad_document(("What is red?", ["Ash"]), ("Who is red?", ["Ash"]))["data"][0]["paragraphs"]
+    other = [{**paragraphs[0], "context": "Oak is green."}]
+    path = write("dev.json", {"data": [{"title": "t", "paragraphs": [*paragraphs, *other]}]})
+    task = parse("squad", {"path": path, "shots": 0})
+    clusters = [task.cluster(instance) for instance in asked(task, chat=chat)]
+    assert clusters[0] == clusters[1] != clusters[2] == clusters[3] and all(clusters)
+    qa = parse("qa")
+    assert qa.cluster(asked(qa, 1)[0]) == ""
+
+
 def test_one_shot_shows_the_first_row_and_does_not_ask_it(write: Write) -> None:
     path = write("dev.json", squad_document(("What is red?", ["Ash"]), ("Who is red?", ["Ash"]), ("Why?", ["red"])))
     instances = asked(parse("squad", {"path": path}), 1)

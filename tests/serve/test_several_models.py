@@ -133,6 +133,9 @@ def test_endpoints(several: Several) -> None:
         assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), answer.text
     assert client.get(COMPLETIONS).status_code == 405 and client.get("/nothing").status_code == 404
     assert client.get("/props", params={"model": "two"}).json()["model_alias"] == "two"
+    for path in ("/v1/methods", "/page.json"):  # which say of which model they are
+        assert client.get(path, params={"model": "two"}).json()["model"] == "two"
+    assert [client.get(path).json()["model"] for path in ("/v1/methods", "/page.json")] == ["one", "one"]
     assert client.post(COMPLETIONS, content=b"{", headers={"content-type": "application/json"}).status_code == 400
     assert client.post(COMPLETIONS, content=b"[" * 99999).status_code == 400
     tags = client.get("/api/tags").json()["models"]

@@ -169,6 +169,39 @@ def test_explanations_tell_the_chances_that_were_tossed_for() -> None:
     assert (verdict.accepted, second.fate) == (1, "accepted")
 
 
+@pytest.mark.parametrize("deep", [0, 1])
+def test_a_sibling_that_its_coin_accepted_is_not_called_rejected(deep: int) -> None:
+    """The path below one of two accepted siblings is longer; what stands below the other was judged, too."""
+    forest = planted([2])
+    q, p = (torch.tensor(row, dtype=torch.float64) for row in ([0.25, 0.5, 0.25], [0.3, 0.6, 0.1]))
+    siblings = forest.propose(0, [0, 1], q, False)
+    (behind,) = forest.propose(siblings[deep], [0], q)
+    forest.propose(siblings[1 - deep], [2], torch.tensor([0, 0, 1], dtype=torch.float64))
+    target = Distributions(forest, p.log().repeat(5, 1), SamplingParams())
+    recorder = VerdictRecorder(LongestPath(1))
+    found = []
+    for seed in range(20):
+        verdict = recorder(forest, target, Streams(seed))
+        fates = {one.outcome: (one.fate, one.chance) for one in recorder.judgements[-1].drafts}
+        assert len(fates) == 4
+        found.append(fates[siblings[1 - deep], 2][0])
+        if found[-1] == "rejected":  # with chance 0.9
+            assert fates[0, 1 - deep] == ("outrun", 1) and fates[0, deep] == ("accepted", 1)
+            assert verdict.parent == [behind]
+    assert found.count("rejected") > 10
+
+
+def test_what_follows_an_accepted_path() -> None:
+    """The residual where drafts behind an accepted one were rejected, the target's own law in all other cases."""
+    forest = planted([2])
+    q, p = (torch.tensor(row, dtype=torch.float64) for row in ([0.5, 0.25, 0.25], [0.2, 0.5, 0.3]))
+    (first,) = forest.propose(0, [1], q)
+    (second,) = forest.propose(first, [2], q)
+    target, rule = Distributions(forest, p.log().repeat(3, 1), SamplingParams()), LongestPath(1)
+    laws = [rule.behind(forest, path, target).tolist() for path in ([0], [0, first], [0, first, second])]
+    assert laws == [pytest.approx(p.tolist()), pytest.approx([0, 5 / 6, 1 / 6]), pytest.approx(p.tolist())]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -85,6 +85,10 @@ class Task(BaseModel):
     def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         """Named scores of the answers to an instance's turns; empty where there is nothing to compare."""
 
+    def cluster(self, instance: Instance) -> str:
+        """What an instance shares with others, with which intervals draw it together; empty: nothing."""
+        return ""
+
     @property
     def headline(self) -> str:
         """The score that stands for the task as its options are."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftwood.eval.scoring.answers import exact_match, final_number, same_number, squad_golds, trivia_normal, word_f1
-from draftwood.eval.tasks.base import Instance, Item, ItemScores
+from draftwood.eval.tasks.base import Instance, Item, ItemScores, digest
 from draftwood.eval.tasks.source import FileTask, SourceRow, texts
 
 UNANSWERABLE = "unanswerable"
@@ -42,6 +42,9 @@ class Squad(FileTask):
         golds = squad_golds(texts(row["answers"]))
         question = f"Passage: {row['context']}\nQuestion: {row['question']}\nAnswer:"
         return Item(str(row.get("id", number)), (question,), {"answers": golds}, " " + (golds[0] or UNANSWERABLE))
+
+    def cluster(self, instance: Instance) -> str:
+        return digest(instance.turns[0].rpartition("\nQuestion: ")[0])  # the passage
 
     def score(self, instance: Instance, answers: Sequence[str]) -> ItemScores:
         golds = instance.reference["answers"]

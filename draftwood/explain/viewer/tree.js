@@ -49,7 +49,7 @@ export function drawForest(place, round, all, pick) {
 // Why a draft has its fate, in a sentence.
 function why(fate, run, beams) {
   const chance = fate.accept === null ? null : percent(fate.accept);
-  if (fate.fate === "accepted") {
+  if (fate.fate === "accepted" || fate.fate === "outrun") {
     if (chance) return fate.accept >= 1 ? "The target finds it at least as likely as the draft did, so it is always accepted." : "It was accepted with probability " + chance + ".";
     if (beams) return "It is among the target's best beams.";
     if (run.coupled) return "The target's own draw under this seed is the same token.";

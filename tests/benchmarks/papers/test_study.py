@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.command import started
+from benchmarks.execute import write
 from benchmarks.papers import dsbd, learned
-from benchmarks.papers.__main__ import app, counted, made_by
+from benchmarks.papers.__main__ import app, check_target, counted, differing, made_by
 from benchmarks.papers.models import Models
 from benchmarks.papers.page import amount, findings
 from benchmarks.papers.settings import PLAIN, PaperSettings, TaskUse, papers
@@ -21,6 +24,7 @@ from benchmarks.papers.study import Size, Study
 from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
 from draftwood.eval import evaluation, provenance
+from draftwood.eval.provenance import content
 from draftwood.eval.tasks import TASKS
 
 PARTS = {"dsbd": ["beams"], "mcsd": ["trees", "shapes", "forks", "forks-greedy"], "eesd": ["methods", "control"]}
@@ -237,3 +241,78 @@ def test_what_was_cut_short_can_be_read_and_goes_on(
     assert len(some.records) == 5 and "first: 5 of 8 runs were made in time." in study.notes
     assert some.faster("chain", PLAIN) is not None
     assert len(Study(SMALL, models, Size(2, 1, 4), tmp_path).run("first").records) == 8
+
+
+@pytest.fixture
+def taught(models: Models, tmp_path: Path) -> Callable[..., Study]:
+    """Studies that train an exit on three short texts."""
+    texts = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"Once there was a {colour} kite. " * 40}) for colour in ("red", "blue", "green")]
+    texts.write_text("\n".join(lines) + "\n", "utf-8")
+    own = replace(models, texts=texts)
+
+    def study(steps: int = 1, out: str = "out", models: Models = own, **options: Any) -> Study:
+        return Study(papers()["eesd"], models, Size(1, 1, 4), tmp_path / out, steps=steps, batch=1, **options)
+
+    return study
+
+
+def test_what_is_learned_is_learned_anew_of_something_else(
+    taught: Callable[..., Study], models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exits by their steps and texts, predictors by their exit, decision models by what drafts."""
+    first, again, longer = (learned.exit_layer(taught(steps)) for steps in (1, 1, 2))
+    assert first == again != longer and first[1] == longer[1]
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(texts.read_text("utf-8").splitlines()[::-1]) + "\n", "utf-8")
+    assert learned.exit_layer(taught())[0] not in (first[0], longer[0])
+
+    class Placed(Exception):
+        pass
+
+    def place(study: Study, *origins: Any) -> Path:
+        raise Placed(origins)
+
+    def origins(learn: Callable[..., object], *arguments: Any) -> str:
+        with pytest.raises(Placed) as placed:
+            learn(*arguments)
+        return str(placed.value)
+
+    monkeypatch.setattr(learned, "_place", place)
+    of_exit = [origins(learned.predictor, taught(), exit) for exit in (first[0], first[0], longer[0])]
+    assert of_exit[0] == of_exit[1] != of_exit[2]
+    drafters = ({}, {}, {"drafter": "exit", "exit": first[0]}, {"drafter": "exit", "exit": longer[0]})
+    own = [replace(models, drafter=each) for each in drafters]
+    of_draft = [origins(learned.decision, taught(models=each), "output", 8, 8) for each in own]
+    assert of_draft[0] == of_draft[1] and len({*of_draft}) == 3
+
+
+def test_time_that_ends_during_training_loses_nothing(
+    taught: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call goes on behind the last step, to the exit of a run that was not cut short."""
+    steps: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "over", property(lambda self: bool(steps)))
+        with pytest.raises(ConfigurationError, match=r"^step 2 of 3 of exit, N=.* was not done in time; call again"):
+            learned.exit_layer(taught(3, told=steps.append))
+    place, label = learned.exit_layer(taught(3, told=steps.append))
+    assert steps == [f"training {label}: step {step} of 3" for step in (1, 2, 3, 3)]
+    assert content(place) == content(learned.exit_layer(taught(3, "whole"))[0])
+
+
+def test_parts_say_where_their_models_differ(models: Models, tmp_path: Path) -> None:
+    """A part of another target is refused, other drafts are told."""
+    parts = [
+        {"part": name, "origins": {**models.origins, "draft": draft}}
+        for name, draft in (("a", "small (1f)"), ("b", "small (2e)"), ("c", "small (1f)"))
+    ]
+    assert differing(parts[:1]) == differing(parts[::2]) == []
+    assert differing(parts) == [
+        "Parts have different models as draft: small (1f) in a, small (2e) in b, small (1f) in c."
+    ]
+    for part in parts:
+        write(tmp_path / "parts" / f"{part['part']}.json", {**part, "tables": {}})
+    check_target(tmp_path, ["a", "b", "c"], models.origins)
+    with pytest.raises(ConfigurationError, match=r"holds a of the target embedded, float32, not other; choose another"):
+        check_target(tmp_path, ["a", "b", "c"], {**models.origins, "target": "other"})
