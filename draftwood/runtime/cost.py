@@ -23,7 +23,8 @@ CACHE_BYTES = 16e6  # of weights that a processor's caches keep
 WEIGHT_SECONDS = 1.8e-11  # to compute a row with a weight of any type
 KERNEL_WEIGHT_SECONDS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 1.2e-12)
 FLOAT_WEIGHT_SECONDS = 2.5e-12  # the least for weights of 16 or 32 bits, but for tiles ("amx")
-SMALL_WEIGHT_SECONDS = 2.2e-12  # the least for weights of less than 6 bits, which are unpacked, but for tiles
+SMALL_WEIGHT_SECONDS = 2.2e-12  # the least for weights of less than 6 bits, which are unpacked
+AMX_NUMBER_SECONDS = 3e-12  # the least for weights of 8 bits and less where tiles take many rows, and not few
 LAYER_SECONDS, NATIVE_LAYER_SECONDS = 1e-4, 5e-6  # of a layer beside, in PyTorch and in native kernels
 NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each row
 # Nominal seconds beside forwards
@@ -192,7 +193,9 @@ class Curve:
         weight_seconds = KERNEL_WEIGHT_SECONDS.get(kernels, WEIGHT_SECONDS)
         if weights_per_byte <= 1 / 2 and kernels != "amx":
             weight_seconds = max(weight_seconds, FLOAT_WEIGHT_SECONDS)
-        if weights_per_byte > 8 / 6 and kernels != "amx":
+        if weights_per_byte > 1 / 2 and kernels == "amx":
+            weight_seconds = max(weight_seconds, AMX_NUMBER_SECONDS)
+        elif weights_per_byte > 8 / 6:
             weight_seconds = max(weight_seconds, SMALL_WEIGHT_SECONDS)
         each = weight_seconds * active * weights_per_byte
         each += NATIVE_LAYER_ROW_SECONDS * layers if kernels else 0.0

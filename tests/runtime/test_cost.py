@@ -104,7 +104,7 @@ def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
     )
 
 
-def test_vectors_take_longer_for_floats_than_for_whole_numbers_and_tiles_do_not() -> None:
+def test_vectors_take_longer_for_floats_than_for_whole_numbers_and_tiles_are_for_floats() -> None:
     def row_seconds(kernels: str, bytes_each: int) -> float:
         weights = {1: torch.int8, 2: torch.bfloat16}[bytes_each]
         model: Any = nn.Linear(4000, 10_000, bias=False, device="meta", dtype=torch.bfloat16)
@@ -114,7 +114,7 @@ def test_vectors_take_longer_for_floats_than_for_whole_numbers_and_tiles_do_not(
         return curve.nominal(2) - curve.nominal(1)
 
     assert row_seconds("avx512bf16", 2) > 1.5 * row_seconds("avx512bf16", 1)
-    assert row_seconds("amx", 2) == pytest.approx(row_seconds("amx", 1))
+    assert row_seconds("amx", 1) > 1.5 * row_seconds("amx", 2)
     assert row_seconds("avx2", 2) == pytest.approx(row_seconds("avx2", 1))
 
 
