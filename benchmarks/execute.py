@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ def execute(
         tables = kind.measure(bench)
     finally:
         torch.set_num_threads(threads)
+        gc.unfreeze()  # what the bench has settled
     document = {
         "schema": SCHEMA,
         "experiment": file.stem,

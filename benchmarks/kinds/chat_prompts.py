@@ -94,6 +94,7 @@ class ChatPrompts(Kind):
         if (arm, temperature) not in bench.warm:
             bench.warm.add((arm, temperature))
             ask(prompt[-64:], max_new_tokens=24)
+            bench.settle()
         began = perf_counter()
         result = ask(prompt, max_new_tokens=self.tokens)
         seconds = perf_counter() - began

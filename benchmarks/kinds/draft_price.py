@@ -7,7 +7,6 @@ machine slow all down, but take no turns.
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
@@ -78,10 +77,7 @@ class DraftPrice(Kind):
             patch("draftwood.runtime.scheduler.perf_counter", process_time),
             patch.dict(CONTROLLERS, {SwitchedDepth.name: SwitchedDepth}),
         ):
-            try:
-                return {"price": self.measured(bench)}
-            finally:
-                gc.unfreeze()
+            return {"price": self.measured(bench)}
 
     def measured(self, bench: Bench) -> Rows:
         """The rows of `price`; intervals are over repeats, ratios are within one."""
@@ -102,8 +98,7 @@ class DraftPrice(Kind):
                 method["exit"] = str(bench.pair.made / "exit")
             for temperature in self.temperatures:
                 self.rate(engine, method, prompts[:2], 2, temperature, 0, False)
-        gc.collect()
-        gc.freeze()  # a full collection walks over all modules, and strikes whichever rule happens to run
+        bench.settle()
         rates: dict[tuple[float, int, str], list[float]] = {}
         for repeat in range(self.repeats + 1):
             for temperature in self.temperatures:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import draftwood
+from draftwood.engine.draft_sources import THROUGH_TRANSFORMERS
 from draftwood.engine.engine import Engine
-from draftwood.engine.loading import THROUGH_TRANSFORMERS
 from draftwood.methods import Method
 from draftwood.models.backend import native
 from draftwood.models.checkpoints import gguf_parts

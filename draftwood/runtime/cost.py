@@ -24,7 +24,7 @@ WEIGHT_SECONDS = 1.8e-11  # to compute a row with a weight of any type
 KERNEL_WEIGHT_SECONDS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 1.2e-12)
 FLOAT_WEIGHT_SECONDS = 2.5e-12  # the least for weights of 16 or 32 bits, but for tiles ("amx")
 SMALL_WEIGHT_SECONDS = 2.2e-12  # the least for weights of less than 6 bits, which are unpacked
-AMX_NUMBER_SECONDS = 3e-12  # the least for weights of 8 bits and less where tiles take many rows, and not few
+AMX_NUMBER_SECONDS = 5e-12  # the least for weights of 8 bits and less where tiles take many rows, and not few
 LAYER_SECONDS, NATIVE_LAYER_SECONDS = 1e-4, 5e-6  # of a layer beside, in PyTorch and in native kernels
 NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each row
 # Nominal seconds beside forwards

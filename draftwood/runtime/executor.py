@@ -43,8 +43,9 @@ class PartialRun:
 
     def record_output(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
         """Note a layer's output at some nodes, from row `first` on; memory of others' rows is not held."""
-        own = output[first : first + len(nodes)]
-        self.recorded.append((layer, nodes, own if own.shape == output.shape else own.clone()))
+        if output.shape[0] != len(nodes):
+            output = output[first : first + len(nodes)].clone()
+        self.recorded.append((layer, nodes, output))
 
     def output(self, layer: int, nodes: Sequence[int]) -> Tensor:
         """The noted output [n, D] of a layer at some nodes."""

@@ -119,10 +119,14 @@ class Traversal:
         """Verdict for a forest with one root."""
         if target.params.greedy:
             return follow(forest, target.best, None)
-        target.prepare(first_path(forest))
-        ending = traverse(
-            forest, forest.roots[0], target.probs, lambda node, chance: streams.uniform("accept") < chance
-        )
-        assert ending is not None  # the root's reach is 1
-        path, rest = ending
+        path, rest = self._ending(forest, target, streams)
         return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
+
+    def _ending(self, forest: Forest, target: Distributions, streams: Streams) -> tuple[list[int], Tensor]:
+        root = forest.roots[0]
+        if not forest.proposals:  # the token of plain decoding
+            return [root], target.probs(root)
+        target.prepare(first_path(forest))
+        ending = traverse(forest, root, target.probs, lambda node, chance: streams.uniform("accept") < chance)
+        assert ending is not None  # the root's reach is 1
+        return ending

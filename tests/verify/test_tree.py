@@ -10,7 +10,7 @@ from torch import Tensor
 from draftwood.core.forest import Forest, Proposal
 from draftwood.sampling.distributions import Distributions, Streams, warp
 from draftwood.sampling.params import SamplingParams
-from draftwood.verify import Rejection, tree
+from draftwood.verify import Rejection, Traversal, tree
 from draftwood.verify.tree import acceptance, residual, resolve, without
 
 EXACT = 1e-12
@@ -232,3 +232,17 @@ def test_exhausted_support_is_not_accepted() -> None:
     child, rest = resolve(p, [Proposal(q, [0, 1], False)], [0, 1], reject)
     assert child is None and chances == [0.0]
     assert rest.tolist() == [0.0, 1.0]
+
+
+def test_a_round_without_drafts_draws_the_token_of_plain_decoding_whatever_verifies() -> None:
+    forest, logits = Forest.from_prompt([0]), random_law(50, 2).log()[None].float()
+    tokens: list[list[int]] = []
+    for rule in (Traversal(), Rejection()):
+        streams = Streams(5)
+        tokens.append([])
+        for position in range(20):
+            streams.at(position)
+            target = Distributions(forest, logits, SamplingParams(temperature=1.0))
+            tokens[-1] += rule(forest, target, streams).token
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) > 5
