@@ -16,6 +16,7 @@ from draftwood.core.records import Round
 from draftwood.depth.acceptance import (
     DRAWN_BEAMS_RATE,
     GREEDY_RATES,
+    MAX_RATE,
     PRIOR_RATE,
     SAMPLED_RATES,
     UNKNOWN_BIN,
@@ -85,7 +86,8 @@ class Auto(DepthController):
     shared: bool = True  # whether requests learn together and follow the load
     shared_evidence: DraftEvidence = field(default_factory=DraftEvidence)
     needs: frozenset[str] = LOGITS | LOAD
-    guesses: Sequence[float] = tuple(GREEDY_RATES)  # chances of layers by their confidence before any was seen
+    prior: float = PRIOR_RATE  # chance of a layer before any was seen
+    guesses: Sequence[float] = tuple(GREEDY_RATES)  # the same by its confidence
     own_evidence: DraftEvidence = field(init=False, default_factory=DraftEvidence)
     rests: bool = field(init=False, default=False)
     _evidence: DraftEvidence = field(init=False, default_factory=DraftEvidence)  # which the round goes by
@@ -103,8 +105,12 @@ class Auto(DepthController):
         return replace(self)
 
     def repeatable(self) -> Auto:
-        """A controller for a request whose text depends on its drafts: by its own rounds and nominal costs alone."""
-        return replace(self, shared=False, needs=self.needs - LOAD, guesses=SAMPLED_RATES)
+        """A controller for a request whose text depends on its drafts: by its own rounds and nominal costs alone.
+
+        A draft that was measured in training is first held to be as good as it was there.
+        """
+        guesses = [min(MAX_RATE, rate * self.prior / PRIOR_RATE) for rate in SAMPLED_RATES]
+        return replace(self, shared=False, needs=self.needs - LOAD, guesses=guesses)
 
     @property
     def prepares(self) -> bool:
@@ -149,7 +155,7 @@ class Auto(DepthController):
         known = self.shared_evidence.rates.next.rate()
         if self.hypotheses > 1:
             return (known if self.shared else DRAWN_BEAMS_RATE), ()
-        return (max(PRIOR_RATE, known) if self.shared else PRIOR_RATE), self.guesses
+        return (max(PRIOR_RATE, known) if self.shared else self.prior), self.guesses
 
     def _catch_up_seconds(self, load: Load) -> float:
         """Seconds that the model takes to read what it has not seen, before it can draft.

@@ -8,9 +8,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from draftwood.depth import Auto, DepthController, depth_text, parse_depth
+from draftwood.depth.acceptance import PRIOR_RATE
 from draftwood.depth.rules import UNCAPPED
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
+from draftwood.models.delegate import undelegated
 from draftwood.runtime.session import Session
 
 
@@ -98,6 +100,8 @@ def controller(
     if isinstance(made, Auto):
         made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts) or not lookup
         made.hypotheses = hypotheses
+        measured = getattr(undelegated(drafts[0].model), "acceptance", None) if drafts else None
+        made.prior = PRIOR_RATE if measured is None else measured
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

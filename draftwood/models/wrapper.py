@@ -13,6 +13,7 @@ class DecoderWrapper:
     """A `CausalModel` that adds to a decoder; members that it does not define are the decoder's."""
 
     decoder: Decoder
+    acceptance: float | None = None  # of drafts that were trained, `Artifact.acceptance`
 
     @property
     def device(self) -> torch.device:

@@ -4,12 +4,13 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, DraftState, Load
-from draftwood.depth.acceptance import UNKNOWN_BIN, SiblingAcceptance
+from draftwood.depth.acceptance import PRIOR_RATE, UNKNOWN_BIN, SiblingAcceptance
 from draftwood.depth.auto import LOOKUP_ROUNDS, PLAN_ROUNDS
 from draftwood.sampling.distributions import Streams
 
@@ -211,6 +212,23 @@ def test_where_texts_must_repeat_the_prompt_alone_must_pay(behind: float, left: 
     if drafts:
         controller.observe(a_round(2, 2))
         assert asked(controller, Load(*MACHINES["weights are read"], catch_up_seconds=lambda: 1e9)) > 0
+
+
+def test_a_draft_that_was_measured_in_training_is_held_to_be_as_good_where_texts_must_repeat() -> None:
+    """So it takes fewer rounds to see that it does not pay; where it does, it is drafted on."""
+    load = Load(lambda rows: 0.1, lambda rows: 1 + 0.05 * rows)
+
+    def drafted(prior: float, accepted: bool) -> int:
+        controller = replace(Auto(MOST), prior=prior).repeatable()
+        depths = []
+        for _ in range(60):
+            depths.append(asked(controller, load))
+            controller.observe(a_round(depths[-1] if accepted else 0, depths[-1]))
+        return sum(map(bool, depths))
+
+    unknown, measured = drafted(PRIOR_RATE, False), drafted(0.4, False)
+    assert 1 <= measured < unknown
+    assert drafted(0.4, True) == drafted(PRIOR_RATE, True) == 60
 
 
 def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:

@@ -16,6 +16,8 @@ from native_library import needs_native
 import draftwood
 from draftwood import ConfigurationError, ModelError
 from draftwood.cli.groups import ModelOptions
+from draftwood.depth import Auto
+from draftwood.depth.acceptance import PRIOR_RATE
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.heads import eagle, medusa
@@ -83,7 +85,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         medusa.Heads.of(target, 2),
         PrunedDraft.of(target, [1], torch.arange(9)),
     )
-    eagle.save(head.weights(), place / "eagle", head.target, head.reads)
+    eagle.save(head.weights(), place / "eagle", head.target, head.reads, trained={"acceptance": 0.25})
     medusa.save(several.weights(), place / "medusa", several.target)
     save(draft.weights(), place / "draft", draft.target, draft.kept)
     return {each.name: each for each in place.iterdir()}
@@ -101,6 +103,18 @@ def test_options_of_draft_models_are_refused_without_one(heads: dict[str, Path],
         draftwood.load(heads["target"], device="cpu", **option)
     models = [heads["target"], heads["eagle"]]
     assert len(draftwood.load(heads["target"], models, device="cpu", **option).drafts) == 2
+
+
+def test_a_first_guess_of_a_head_is_what_its_training_measured(heads: dict[str, Path]) -> None:
+    """Of sampled texts, which must repeat; nobody has measured the draft model."""
+    guesses = {}
+    for kind in ("eagle", "draft"):
+        engine = draftwood.load(heads["target"], heads[kind], device="cpu")
+        request = engine.requests.request([1, 2, 3], sampling={"temperature": 1.0}, seed=1)
+        depth = engine.builder.generation(request).depth
+        assert isinstance(depth, Auto) and not depth.shared
+        guesses[kind] = depth.prior
+    assert guesses == {"eagle": 0.25, "draft": PRIOR_RATE}
 
 
 @pytest.mark.parametrize(("kinds", "method"), [(["eagle", "medusa"], "eagle"), (["medusa", "eagle"], "medusa")])

@@ -51,6 +51,13 @@ class Artifact:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def acceptance(self) -> float | None:
+        """Of a first draft on held-out text the mean of sum_x min(p(x), q(x)), if its training has measured it."""
+        trained = self.about.get("trained")
+        known = trained.get("acceptance") if isinstance(trained, dict) else None
+        return known if isinstance(known, float) and 0 <= known <= 1 else None
+
     def save(self, path: Path) -> None:
         """Write the file, or leave what was there; ModelError where it cannot be written."""
         facts = {"kind": self.kind, "models": self.models, "settings": self.settings, "about": self.about}

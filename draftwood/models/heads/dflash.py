@@ -49,6 +49,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> DFl
     check_reads(reads, decoder)
     with torch.device("meta"):
         made = DFlashHead(trained_shape(decoder, layers), reads, decoder, block, whose=whose)
+    made.acceptance = file.acceptance
     try:
         return finished(made, file.tensors, decoder, packed)
     except RuntimeError as error:

@@ -54,6 +54,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
     with torch.device("meta"):
         made = EagleHead(config, reads, width, decoder.vocab_size, decoder.embed, target=whose)
     made.words = words
+    made.acceptance = file.acceptance
     try:
         return finished(made, tensors, decoder, packed)
     except RuntimeError as error:

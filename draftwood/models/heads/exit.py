@@ -177,6 +177,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
     _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in file.tensors.items()})
     made.kv_dtype = decoder.kv_dtype
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
+    exit.acceptance = file.acceptance
     if packed:
         pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device, decoder.draft_quantize))
     return exit

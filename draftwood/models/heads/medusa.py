@@ -35,6 +35,8 @@ class Heads(nn.Module):
     target's own head (`outer`), and only lift_k is trained.
     """
 
+    acceptance: float | None = None  # `Artifact.acceptance`
+
     def __init__(self, width: int, vocabulary: int, count: int, target: str, outer: nn.Module | None = None) -> None:
         super().__init__()
         self.width, self.vocabulary, self.count, self.target = width, vocabulary, count, target
@@ -141,7 +143,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
         made.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise artifact.damaged(path, KIND) from error
-    made.ranks = _ranks(file.settings.get("ranks"), count)
+    made.ranks, made.acceptance = _ranks(file.settings.get("ranks"), count), file.acceptance
     made.requires_grad_(False).eval()
     if packed:
         pack(made, held_alike(decoder.head, decoder.dtype, decoder.device, decoder.draft_quantize))

@@ -155,6 +155,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Pru
         raise artifact.damaged(path, KIND) from error
     made.kv_dtype = decoder.kv_dtype
     draft = PrunedDraft(made, words.to(decoder.device), kept, decoder.vocab_size, whose).requires_grad_(False).eval()
+    draft.acceptance = file.acceptance
     if packed:
         pack(draft, held_alike(decoder.head, decoder.dtype, decoder.device, decoder.draft_quantize))
     return draft

@@ -117,6 +117,17 @@ def test_trained_heads_give_themselves_back(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"eagle.safetensors"}
 
 
+@pytest.mark.parametrize(
+    ("trained", "known"),
+    [({"acceptance": 0.25}, 0.25), ({"acceptance": 7.0}, None), ({"acceptance": "high"}, None), ({}, None), (3, None)],
+)
+def test_a_head_knows_what_its_training_has_measured(trained: object, known: float | None, tmp_path: Path) -> None:
+    target = decoder(3)
+    made = EagleHead.of(target)
+    eagle.save(made.weights(), tmp_path, made.target, made.reads, torch.float32, trained=trained)
+    assert eagle.load(tmp_path, target).acceptance == known
+
+
 @pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["3", "3.1"])
 def test_unrolled_training_is_drafting(norms: dict[str, bool], tmp_path: Path) -> None:
     """Row i - 1 of step k has the logits of a k-th draft: k - 1 tokens before it are drafts, others verified."""
