@@ -32,7 +32,7 @@ each and most new tokens: {amounts("chat-prompts")}.
 How many times as fast as plain decoding the default is, by kind of text and over all: {gains(default)}.
 At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times that: drafts, rows, prompts take the rest.
 
-{sources("chat-prompts")}{beams()}"""
+{sources("chat-prompts")}{elsewhere()}{beams()}"""
 
 
 def gains(default: pd.DataFrame) -> str:
@@ -53,6 +53,18 @@ def amounts(experiment: str) -> str:
     """How much each run of an experiment has measured: `greedy` 20, 1, 256; ..."""
     known = [(document["run"], document["settings"]) for document in documents(experiment)]
     return "; ".join(f"`{run}` {made['per_kind']}, {made.get('draws', 1)}, {made['tokens']}" for run, made in known)
+
+
+def elsewhere() -> str:
+    """The default on another processor."""
+    if not documents("chat-prompts-amx"):
+        return ""
+    speed = frame("chat-prompts-amx", "speed")
+    told, asked = gains(speed[speed["arm"] == "default"]), amounts("chat-prompts-amx")
+    return (
+        f"\nOn a processor with AMX: {told}. Messages a kind, answers to each and most new tokens: {asked}. "
+        + sources("chat-prompts-amx")
+    )
 
 
 def beams() -> str:

@@ -91,7 +91,12 @@ def test_arms_take_turns_and_the_page_shows_them(data: Path, tmp_path: Path, mon
         assert arm != "plain" or row["speed_up"]["value"] == row["tau"] == 1
     assert speed[0, "all", "default"]["method"] == "eesd"  # the embedded target has an exit
     monkeypatch.setattr(tables, "RESULTS", out.parent)
-    assert "| greedy | 0 | plain | " in page.section() and "Four beams" not in page.section()
+    shown = page.section()
+    assert "| greedy | 0 | plain | " in shown and "Four beams" not in shown and "with AMX" not in shown
+    execute(
+        experiment, find("chat-prompts-amx"), "greedy", ExperimentRun(), out.with_name("chat-prompts-amx"), smoke=True
+    )
+    assert "On a processor with AMX: `greedy`, T = 0: " in page.section()
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert page.section() == ""
 
