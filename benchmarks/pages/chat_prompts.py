@@ -62,7 +62,7 @@ def elsewhere() -> str:
     speed = frame("chat-prompts-amx", "speed")
     told, asked = gains(speed[speed["arm"] == "default"]), amounts("chat-prompts-amx")
     return (
-        f"\nOn a processor with AMX: {told}. Messages a kind, answers to each and most new tokens: {asked}. "
+        f" On a processor with AMX: {told}. Messages a kind, answers to each and most new tokens: {asked}. "
         + sources("chat-prompts-amx")
     )
 
