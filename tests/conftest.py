@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers and commands need not compile what one of them has
 torch.set_num_threads(1)
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's job in the background, and all it starts, ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 gc.disable()  # while tests are collected: hardly anything is garbage, and it would be looked for dozens of times
 
 
