@@ -14,14 +14,16 @@ int64_t widest(const void* const* matrices, int64_t count) {
   return wide;
 }
 
-// Room for the operands of all experts, whoever is chosen: those of single rows may take as much as those of a few.
+// Room for the operands of all experts, whoever is chosen: those of one row, or of nine (tiles), may take as much as those of more.
 size_t operands(const Kernels& k, const void* const* matrices, int64_t count, int64_t pairs) {
-  size_t all = 0, one = 0;
+  size_t row = 0, spare = 0;
   for (int64_t i = 0; i < count; i++) {
-    all = std::max(all, k.operand_bytes(matrix(matrices[i]), pairs));
-    one = std::max(one, k.operand_bytes(matrix(matrices[i]), 1));
+    const Matrix& m = matrix(matrices[i]);
+    const size_t each = k.operand_bytes(m, 16) / 16;
+    row = std::max(row, each);
+    for (int64_t rows : {1, 9}) spare = std::max(spare, k.operand_bytes(m, rows) - rows * each);
   }
-  return all + std::min(count, pairs) * (aligned(one) + 64);
+  return pairs * row + std::min(count, pairs) * (aligned(spare) + 5 * 64);
 }
 
 // The memory of a mixture, laid out from `memory` on; where it ends.

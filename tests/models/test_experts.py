@@ -62,6 +62,18 @@ def test_many_rows_and_threads(name: str, tmp_path: Path) -> None:
     assert torch.equal(torch.cat(pairs), whole)
 
 
+@needs_native
+@pytest.mark.parametrize("rows", [9, 25])
+def test_all_experts_of_few_rows_have_room(rows: int, tmp_path: Path) -> None:
+    """Tiles take sixteen rows where nine are: each expert needs room for them."""
+    write(tmp_path, "qwen3_moe_mixed", num_experts=16, num_experts_per_tok=16)
+    model, tokens = checkpoint.load(tmp_path, quantize="int8", backend="native"), [7 * i % 90 for i in range(rows)]
+    whole, cache = chain(model, tokens)[0], model.new_cache()
+    cache.lend(rows)
+    single = [chain(model, [token], place, cache)[0][0] for place, token in enumerate(tokens)]
+    assert torch.equal(torch.stack(single), whole)
+
+
 def test_experts_that_are_mixed_up_change_the_logits(tmp_path: Path) -> None:
     write(tmp_path, "qwen3_moe")
     model = checkpoint.load(tmp_path, "float64", packed=False)
