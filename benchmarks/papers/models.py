@@ -46,7 +46,7 @@ class Models:
 
     @property
     def origins(self) -> dict[str, str]:
-        """What each role is played by: names, and fingerprints of their files."""
+        """The models of each role: their names, and fingerprints of their files."""
         names = self.engine.names
         types = (str(names[key]) for key in ("dtype", "quantize") if key in names)
         parts = {"target": [names["target"]], "draft": names["draft"], "drafter": [*self.drafter.values()]}

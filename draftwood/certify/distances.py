@@ -15,7 +15,7 @@ import torch
 
 OutcomeT = TypeVar("OutcomeT", bound=Hashable)
 
-LEAST_EXPECTED = 5.0  # rarer outcomes are counted as one, since a law of many cells hides a deviation in a few
+LEAST_EXPECTED = 5.0  # rarer outcomes are counted as one, because a law of many cells hides a deviation in a few
 
 
 def total_variation(a: Mapping[Any, float], b: Mapping[Any, float]) -> float:
@@ -100,7 +100,7 @@ class Fit:
     """The fit of samples to their laws.
 
     `distance` is the mean total variation over samples, each weighed by its size. If the laws hold, it is at most
-    `bound` with probability 1 - `risk` / 2: the bound on its mean plus McDiarmid's sqrt(-ln(risk / 2) / 2n), since one
+    `bound` with probability 1 - `risk` / 2: the bound on its mean plus McDiarmid's sqrt(-ln(risk / 2) / 2n), as one
     outcome changes it by at most 1/n. Whatever the true laws are, their own mean distance is at most `ceiling` with
     probability 1 - `risk` / 2: the mean of a distance of frequencies is no smaller than the distance of their mean
     (Jensen). `p_value` bounds the chance of a `divergence` as large. The two tests share the risk.

@@ -1,4 +1,4 @@
-"""What drafts for a target: what is named, else what is found next to the target's weights."""
+"""The drafts of a target: those that are named, else those that lie next to the target's weights."""
 
 from __future__ import annotations
 

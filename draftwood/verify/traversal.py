@@ -123,6 +123,7 @@ class Traversal:
         return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
 
     def _ending(self, forest: Forest, target: Distributions, streams: Streams) -> tuple[list[int], Tensor]:
+        """The accepted path, and weights of the token after it [V], of any sum."""
         root = forest.roots[0]
         if not forest.proposals:  # the token of plain decoding
             return [root], target.probs(root)

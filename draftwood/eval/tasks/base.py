@@ -86,7 +86,7 @@ class Task(BaseModel):
         """Named scores of the answers to an instance's turns; empty where there is nothing to compare."""
 
     def cluster(self, instance: Instance) -> str:
-        """What an instance shares with others, with which intervals draw it together; empty: nothing."""
+        """A name that an instance shares with those that intervals draw together with it; empty: it is drawn alone."""
         return ""
 
     @property

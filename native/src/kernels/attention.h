@@ -111,21 +111,21 @@ template <class Cell> struct Across {
     }
   }
   // Products of queries with these keys: the sums of products(), side by side.
-  template <int MANY> void products(const Query* query, int64_t dim, Floats (&found)[MANY]) const {
-    Floats part[WIDTH / 4][MANY];
+  template <int COUNT> void products(const Query* query, int64_t dim, Floats (&scores)[COUNT]) const {
+    Floats part[WIDTH / 4][COUNT];
     for (int lane = 0; lane < WIDTH; lane += 4) {
-      Floats sum[4][MANY] = {};
+      Floats sum[4][COUNT] = {};
       for (int64_t d = lane; d < dim; d += WIDTH)
         DW_UNROLL for (int l = 0; l < 4; l++) {
           const Floats key = load(wide + (d + l) * WIDTH);
-          DW_UNROLL for (int i = 0; i < MANY; i++) sum[l][i] = fma(all(query[i].q[d + l]), key, sum[l][i]);
+          DW_UNROLL for (int i = 0; i < COUNT; i++) sum[l][i] = fma(all(query[i].q[d + l]), key, sum[l][i]);
         }
-      DW_UNROLL for (int i = 0; i < MANY; i++) part[lane / 4][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+      DW_UNROLL for (int i = 0; i < COUNT; i++) part[lane / 4][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
     }
     for (int n = WIDTH / 4; n > 1; n /= 2)
       for (int j = 0; j < n / 2; j++)
-        for (int i = 0; i < MANY; i++) part[j][i] = part[2 * j][i] + part[2 * j + 1][i];
-    for (int i = 0; i < MANY; i++) found[i] = part[0][i];
+        for (int i = 0; i < COUNT; i++) part[j][i] = part[2 * j][i] + part[2 * j + 1][i];
+    for (int i = 0; i < COUNT; i++) scores[i] = part[0][i];
   }
 };
 
