@@ -19,7 +19,7 @@ inline int64_t length(const dw_batch& batch, int64_t i) {
   return batch.seen[i] + batch.path_end[i] - (i ? batch.path_end[i - 1] : 0);
 }
 
-constexpr int64_t QUERIES = 8;  // that attend to a head together
+constexpr int64_t QUERIES = 24;  // that attend to a head together
 
 // What the threads of one forward share.
 struct Forward {

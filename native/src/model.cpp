@@ -153,8 +153,11 @@ void Model::forward(const dw_batch& batch, const dw_walks* walks) {
   const int threads = std::max(1, batch.threads);
   const int64_t most = std::max<int64_t>(1, std::min(QUERIES / group, rows * fewest / (2 * threads)));  // two items for each thread at least
   std::vector<int64_t> bundles;
-  for (int64_t i = 0; i < rows; i++)
-    if (!i || batch.segment[i] != batch.segment[i - 1] || i - bundles.back() == most) bundles.push_back(i);
+  for (int64_t first = 0, end; first < rows; first = end) {
+    for (end = first + 1; end < rows && batch.segment[end] == batch.segment[first];) end++;
+    const int64_t count = end - first, parts = (count + most - 1) / most;
+    for (int64_t part = 0; part < parts; part++) bundles.push_back(first + count * part / parts);
+  }
   bundles.push_back(rows);
   const int64_t own = up(std::max<int64_t>({widest, got, folded, static_cast<int64_t>(QUERIES * up(longest, PANEL))}) + 64, 16);
   const Forward f{*this, batch, k, x.room<float>(rows * shape.width),

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = {
-    "address,undefined": ("tests/native", "tests/models/test_native.py"),
+    "address,undefined": ("tests/native", "tests/models/test_native.py", "tests/models/test_experts.py"),
     "thread": ("tests/native",),
 }
 LEFT_OUT = "not sanitizers and not memory and not can_be_had and not other_sets and not slow"  # limits; sets alone

@@ -3,7 +3,8 @@
 // bits of the chain to it.
 
 constexpr int64_t WIDENED = 256;  // components of a key that are widened once for several queries
-constexpr int MANY = REGISTERS == 32 ? 4 : 2;  // queries that meet keys together
+constexpr int MANY = REGISTERS == 32 ? 6 : 2;   // queries that meet keys together
+constexpr int FEW = REGISTERS == 32 ? 3 : 2;    // queries for which keys are turned across
 
 // WIDTH whole numbers as floats
 static inline Floats load(const int8_t* p) {
@@ -69,7 +70,7 @@ static void keep_whole(const float* x, int64_t dim, int8_t* row) {
 static void keep(PlaneType type, const float* x, int64_t dim, void* row) {
   if (type == PLANE_INT8) keep_whole(x, dim, static_cast<int8_t*>(row));
   else if (type == PLANE_BF16)
-    for (int64_t d = 0; d < dim; d++) static_cast<bf16*>(row)[d] = rounded(x[d]);
+    vectors(dim, [&](int64_t d, int64_t c) { put(static_cast<bf16*>(row) + d, some(x + d, c), c); });
   else
     std::memcpy(row, x, 4 * dim);
 }
@@ -134,7 +135,7 @@ template <class Cell>
 static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_t from, int64_t to, int64_t dim, float scale, float limit) {
   const int32_t* list = query->list;
   Across<Cell> across;
-  const bool many = count >= MANY && dim % (across.CELLS * WIDTH) == 0 && dim <= WIDENED;
+  const bool many = count >= FEW && dim % (across.CELLS * WIDTH) == 0 && dim <= WIDENED;
   for (int64_t t = from; t < to; t += WIDTH) {
     const Cell* at[WIDTH];
     Floats scales = all(scale);
@@ -153,18 +154,15 @@ static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_
       if (query[i].bias) score += load(query[i].bias + t) - query[i].bias[query[i].n - 1];
       store(query[i].scores + t, score);
     };
-    int i = 0;
-    if (many) across.take(at, dim);
-    for (; many && i + MANY <= count; i += MANY) {
-      Floats score[MANY];
-      across.template products<MANY>(query + i, dim, score);
-      DW_UNROLL for (int j = 0; j < MANY; j++) put(i + j, score[j]);
-    }
-    for (; i < count; i++) {
-      Floats score[1];
-      if (many) across.template products<1>(query + i, dim, score);
-      else score[0] = products(query[i].q, at, dim);
-      put(i, score[0]);
+    if (many) {
+      across.take(at, dim);
+      portions<MANY>(count, [&](auto n, int64_t first) {
+        Floats score[n.value];
+        across.template products<n.value>(query + first, dim, score);
+        DW_UNROLL for (int j = 0; j < n.value; j++) put(first + j, score[j]);
+      });
+    } else {
+      for (int i = 0; i < count; i++) put(i, products(query[i].q, at, dim));
     }
   }
 }
@@ -222,7 +220,7 @@ static int64_t strips(const Query* query, const Rows<Cell>& values, int64_t from
 
 template <int COUNT, class Cell>
 static void summed(const Query* query, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim) {
-  int64_t d = strips<COUNT, COUNT == 1 ? 8 : COUNT == 4 && REGISTERS < 32 ? 2 : 4>(query, values, from, to, dim, 0);
+  int64_t d = strips<COUNT, COUNT == 1 ? 8 : 4 * COUNT <= REGISTERS * 3 / 4 ? 4 : 2>(query, values, from, to, dim, 0);
   if (int64_t left = dim - d)
     for (int i = 0; i < COUNT; i++) {
       Floats total = from ? tail(query[i].out + d, left) : Floats{};
@@ -236,10 +234,7 @@ static void summed(const Query* query, const Rows<Cell>& values, int64_t from, i
 
 template <class Cell>
 static void gathered(const Query* query, int count, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim) {
-  for (; count >= 4; query += 4, count -= 4) summed<4>(query, values, from, to, dim);
-  if (count == 3) summed<3>(query, values, from, to, dim);
-  if (count == 2) summed<2>(query, values, from, to, dim);
-  if (count == 1) summed<1>(query, values, from, to, dim);
+  portions<REGISTERS == 32 ? 6 : 4>(count, [&](auto n, int64_t first) { summed<n.value>(query + first, values, from, to, dim); });
 }
 
 // f(first, count, from, to): what all queries see together, then what those with the same list see of the rest

@@ -24,6 +24,16 @@ static inline void put(float* p, Floats v, int64_t count) {
   if (count == WIDTH) store(p, v); else tail(p, v, count);
 }
 
+static inline void put(bf16* p, Floats v, int64_t count) {
+  const Words digits = (Words)shortened(v) >> 16;
+#if DW_WIDTH == 16 && defined(__AVX512F__)  // GCC narrows in halves
+  const Shorts narrow = (Shorts)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)digits);
+#else
+  const Shorts narrow = __builtin_convertvector(digits, Shorts);
+#endif
+  if (count == WIDTH) *reinterpret_cast<Shorts*>(p) = narrow; else std::memcpy(p, &narrow, 2 * count);
+}
+
 static void norm(bool layer, const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out) {
   float mean = 0;
   if (layer) {

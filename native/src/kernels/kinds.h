@@ -18,13 +18,6 @@ constexpr int64_t STEP = 4 * PANEL;  // bytes of a panel that go together
 typedef int8_t Chars __attribute__((vector_size(DW_WIDTH), aligned(1), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(DW_WIDTH), aligned(1), may_alias));
 
-// rounded to a bfloat16's digits, to nearest even; a NaN stays one
-static inline Floats shortened(Floats x) {
-  Words w = (Words)x;
-  Words near = (w + 0x7fff + (w >> 16 & 1)) & 0xffff0000u;
-  return bits((w & 0x7fffffff) > 0x7f800000 ? (w | 0x400000) & 0xffff0000u : near);
-}
-
 // float16 as floats
 static inline Floats halves(Shorts s) {
 #if DW_WIDTH == 16 && defined(__AVX512F__)
@@ -85,10 +78,7 @@ struct Bfloat16 : Float32 {  // an operand is a pair of bfloat16
   }
   static inline void put(const float* x, int64_t k, int64_t kp, int32_t* to) {
     bf16* at = reinterpret_cast<bf16*>(to);
-    vectors(k, [&](int64_t i, int64_t c) {
-      Shorts digits = __builtin_convertvector((Words)shortened(some(x + i, c)) >> 16, Shorts);
-      std::memcpy(at + i, &digits, 2 * c);
-    });
+    vectors(k, [&](int64_t i, int64_t c) { ::dw::DW_SET::put(at + i, some(x + i, c), c); });
     std::memset(at + k, 0, 2 * (kp - k));
   }
 };

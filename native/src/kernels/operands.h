@@ -11,13 +11,8 @@ constexpr int64_t BLOCK_ROWS = WIDTH == 16 ? 8 : 4;
 static inline int64_t with_room(int64_t rows) { return rows; }
 #endif
 
-// Rows that lie together, where so many are left: as many as there may be; of those left over 8, 4, then what is left.
-static inline int64_t block_rows(int64_t left) {
-  left = with_room(left);
-  for (int64_t rows = BLOCK_ROWS; rows >= 4; rows /= 2)
-    if (left >= rows) return rows;
-  return left;
-}
+// Rows that lie together, where so many are left.
+static inline int64_t block_rows(int64_t left) { return std::min(with_room(left), BLOCK_ROWS); }
 
 struct Operand {
   int64_t kp, groups;
@@ -93,8 +88,7 @@ static void convert(const Matrix& m, const float* x, void* operand, int64_t row,
   }
   if (to.bfloats) Bfloat16::put(x, m.k, m.kp, to.bfloats + row * to.pairs());
   if (!to.given) return;
-  int64_t first = row / BLOCK_ROWS * BLOCK_ROWS, its = block_rows(rows - first);
-  while (row >= first + its) first += its, its = block_rows(rows - first);
+  const int64_t first = row / BLOCK_ROWS * BLOCK_ROWS, its = block_rows(rows - first);
   const int64_t room = row + 1 == rows ? first + its - rows : 0;  // of a block, behind the last row
   int8_t* code = to.numbers + first * m.kp + (row - first) * GROUP;
   Given* given = to.given + first * to.groups + row - first;

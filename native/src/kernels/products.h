@@ -7,14 +7,6 @@ constexpr int64_t AHEAD = 8192;  // bytes of weights asked for before they are n
 // Ask for weights: the second cache waits for many more lines at a time than the first one can.
 DW_INLINE void ask(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
-template <int N> struct Fixed { static constexpr int value = N; };
-
-// f(Fixed<rows>), rows <= MOST
-template <int MOST, class F> static inline void fixed(int64_t rows, F f) {
-  if (rows == MOST) f(Fixed<MOST>{});
-  else if constexpr (MOST > 1) fixed<MOST - 1>(rows, f);
-}
-
 // Which of the blocks of rows that meet the same panels one after the other.
 struct Turn {
   int64_t number, all;
@@ -220,8 +212,9 @@ static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t fro
 #include "tiles.h"
 #endif
 
-// The codes are made once for the rows that lie together; few shapes of blocks, because there are many kinds.
+// The codes are made once for the rows that lie together.
 template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
+  constexpr int MOST = WIDTH == 16 ? 8 : 4;
   constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
   int64_t tiled = 0;
 #ifdef DW_TILES
@@ -235,12 +228,8 @@ template <class Kind> static void numbers(const Task<int32_t>& task, int64_t row
         for (int64_t panel = first; panel < end; panel++) grouped<Kind, decltype(count)::value>(task, row, panel);
         row += count.value;
       };
-      if constexpr (WIDTH == 16)
-        while (row + 8 <= last) cover(Fixed<8>{});
-      while (row + 4 <= last) cover(Fixed<4>{});
-      if (last - row == 3) cover(Fixed<3>{});
-      if (last - row == 2) cover(Fixed<2>{});
-      if (last - row == 1) cover(Fixed<1>{});
+      while (row + MOST <= last) cover(Fixed<MOST>{});
+      fixed<MOST - 1>(last - row, cover);
     }
 }
 

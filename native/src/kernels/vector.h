@@ -10,6 +10,23 @@
 
 #define DW_INLINE static inline __attribute__((always_inline))  // where sums passed by reference must stay in registers
 
+template <int N> struct Fixed { static constexpr int value = N; };
+
+// f(Fixed<count>), count <= MOST
+template <int MOST, class F> static inline void fixed(int64_t count, F f) {
+  if (count == MOST) f(Fixed<MOST>{});
+  else if constexpr (MOST > 1) fixed<MOST - 1>(count, f);
+}
+
+// f(Fixed<n>, first) for parts of n <= MOST of `count`, as equal as can be
+template <int MOST, class F> static inline void portions(int64_t count, F f) {
+  const int64_t parts = (count + MOST - 1) / MOST;
+  for (int64_t part = 0; part < parts; part++) {
+    const int64_t first = count * part / parts;
+    fixed<MOST>(count * (part + 1) / parts - first, [&](auto n) { f(n, first); });
+  }
+}
+
 constexpr int WIDTH = DW_WIDTH;
 #if DW_WIDTH == 16 || defined(__aarch64__)
 constexpr int REGISTERS = 32;
@@ -35,6 +52,13 @@ static inline Floats load(const bf16* p) {
   Shorts s = *reinterpret_cast<const Shorts*>(p);
   return bits(__builtin_convertvector(s, Words) << 16);
 #endif
+}
+
+// rounded to a bfloat16's digits, to nearest even; a NaN stays one
+static inline Floats shortened(Floats x) {
+  Words w = (Words)x;
+  Words near = (w + 0x7fff + (w >> 16 & 1)) & 0xffff0000u;
+  return bits((w & 0x7fffffff) > 0x7f800000 ? (w | 0x400000) & 0xffff0000u : near);
 }
 
 static inline Floats fma(Floats a, Floats b, Floats c) {
