@@ -100,6 +100,7 @@ def measure(
         drafts["exit" if drafter == "exit" else "head"] = str(file)
     heads_at, exit_at = (None if each is None else str(each) for each in (heads, exit))
     own = Models(name, engine, checkpoint, data, prompts, given, texts, heads_at, exit_at, drafts, seen or ())
+    own.check()
     listed = list(script.measure(Study(settings, own, size, out)))
     usual = [each for each in listed if full or each not in getattr(script, "ASKED_FOR", ())]
     check_target(out, listed, own.origins)

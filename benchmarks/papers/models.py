@@ -60,6 +60,14 @@ class Models:
         words = self.engine.tokenizer
         return self.data is not None and words is not None and bool(words.templates)
 
+    def check(self) -> None:
+        """Load what is named to draft; raises ModelError where it is not there, or not of this target."""
+        named: list[dict[str, Any]] = [{"name": "mcsd", **self.drafter}] if self.drafter else []
+        named += [{"name": "medusa", "heads": self.heads}] if self.heads else []
+        named += [{"name": "eesd", "exit": self.exit}] if self.exit else []
+        for options in named:
+            self.engine.builder.models_of(self.engine.method(options))
+
     def own(self, options: Mapping[str, Any], learned: Mapping[str, str]) -> dict[str, Any]:
         """A method's options with paths for what was learned, and with what drafts here in place of a draft model."""
         filled = {key: _filled(value, learned) if isinstance(value, str) else value for key, value in options.items()}

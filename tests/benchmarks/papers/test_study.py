@@ -178,6 +178,9 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["dsbd", "--pair", "grown-13x768"], "there is no pair 'grown-13x768'"),
         (["mcsd", "--part", "tree"], "there is no part 'tree' (did you mean 'trees'?)"),
         (["dsbd", "--data", "nowhere", "--items", "1"], "nowhere has no squad/*dev*.json* or squad/*.json*"),
+        (["mcsd", "--drafter", "eagle", "--head", "nowhere"], "nowhere"),
+        (["eesd", "--heads", "nowhere"], "nowhere"),
+        (["eesd", "--exit", "nowhere"], "nowhere"),
     ):
         assert started(app, "benchmarks.papers", arguments) == 2
         shown = capsys.readouterr()
