@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle import load, save
 from draftwood.models.heads.eagle_head import EagleHead
-from draftwood.train.distillation import chosen
+from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
 
@@ -67,28 +67,32 @@ class EagleRun(ExitRun):
         return [self.settings.decay**k for k in range(self.settings.unroll)]
 
     def _ahead(self, tokens: Tensor) -> Tensor:
-        """The tokens from the second on [B, T - 1], by their number in the head's vocabulary, or -1."""
+        """The tokens from the second on [B, T - 1], by their number in the head's vocabulary, or UNKNOWN."""
         words, ahead = self.exit.head.words, tokens[:, 1:]
         if words is None:
             return ahead
-        place = torch.full((self.target.vocab_size,), -1, device=tokens.device)
+        place = torch.full((self.target.vocab_size,), UNKNOWN, device=tokens.device)
         place[words] = torch.arange(len(words), device=tokens.device)
         return place[ahead]
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
-        """As for an exit, for each step; with a restricted vocabulary only places whose token is in it count."""
-        (filled,) = super().counted(tokens)
-        here = filled & (self._ahead(tokens) >= 0)
-        return [here[:, k:] for k in range(1, self.settings.unroll + 1)]
+        """As for an exit, for each step: where all tokens that the steps before it draft are in the vocabulary."""
+        (here,) = super().counted(tokens)
+        known, each = self._ahead(tokens) != UNKNOWN, []
+        for _ in range(self.settings.unroll):
+            here = here[:, 1:]
+            each.append(here)
+            here = here & known[:, : here.shape[1]]
+        return each
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
 
-        With a restricted vocabulary p is renormalised over its tokens.
+        With a restricted vocabulary log p is not renormalised to it.
         """
         words, ahead, places = self.exit.head.words, self._ahead(tokens), []
         if words is not None and answer is not None:
-            answer = torch.log_softmax(answer[..., words], -1)
+            answer = answer[..., words]
         for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
             places.append((chosen(rows, here, k - 1), ahead[:, k:][here], log_p))

@@ -24,7 +24,7 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads.medusa import RECORDED_RANKS
-from draftwood.train.distillation import chosen, distillation_loss
+from draftwood.train.distillation import UNKNOWN, chosen, distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
 from draftwood.train.target_states import PlainReader, TargetReader
@@ -216,15 +216,16 @@ class ExitRun(TrainingRun):
         return len(self.factors) + 1
 
     def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
-        """sum_k factor_k L_k, L_k the mean over places of (1 - w) * -log q(token ahead) + w * sum p (log p - log q).
+        """sum_k factor_k L_k, L_k the mean over places of `distillation_loss`.
 
         The mean is a sum by `places`[k], so that the losses of a step's parts add up. logits as the module gives them,
-        tokens [B, T], answer = log p [B, T, V] of the next token; w = `distill`.
+        tokens [B, T], answer = log p [B, T, V] of the next token.
         """
-        loss = logits.new_zeros(())
+        loss, settings = logits.new_zeros(()), self.settings
         each = zip(self.factors, places, self._places(logits, tokens, answer), strict=True)
         for factor, count, (rows, ahead, log_p) in each:
-            loss = loss + factor / count * distillation_loss(rows, ahead, log_p, self.settings.distill)
+            one = distillation_loss(rows, ahead, log_p, settings.distill, settings.divergence)
+            loss = loss + factor / count * one
         return loss
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
@@ -243,11 +244,12 @@ class ExitRun(TrainingRun):
 
         `progress.ranks` [head][rank] becomes how often a head's best, second, ... token is right.
 
-        loss: cross-entropy in nats; acceptance: mean of sum_x min(p(x), q(x)); agreement: share of places where both
-        have the same most probable token. `rows` are computed at a time.
+        loss: cross-entropy in nats of the tokens that it knows; acceptance: mean of sum_x min(p(x), q(x)); agreement:
+        share of places where both have the same most probable token of those that it knows. `rows` are computed at a
+        time.
         """
         rank, device = self.rank, self.target.device
-        sums, places = np.zeros((len(self.factors), 3)), np.zeros((len(self.factors), 1))
+        sums, places = np.zeros((2, len(self.factors), 3))
         ranked = np.zeros((len(self.factors), min(RECORDED_RANKS, self.target.vocab_size)))
         for first in range(rank.number * rows, len(self.texts.held_out), rank.count * rows):
             part = self.texts.held_out[first : first + rows].astype(np.int64)
@@ -264,9 +266,9 @@ class ExitRun(TrainingRun):
                 known = min(ranked.shape[1], log_q.shape[-1])  # a head may know few tokens
                 best = log_q.topk(known, -1).indices == ahead[:, None]
                 ranked[k, :known] += best.sum(0).cpu().numpy()
-                places[k] += len(ahead)
+                places[k] += int((ahead != UNKNOWN).sum()), len(ahead), len(ahead)
         sums, ranked, places = (rank.sum(values, device) for values in (sums, ranked, places))
-        self.progress.ranks = (ranked / places.clip(min=1)).round(4).tolist()
+        self.progress.ranks = (ranked / places[:, 1:2].clip(min=1)).round(4).tolist()
         heads = [dict(zip(HELD_OUT_FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
         point = {"step": float(self.progress.step), **heads[0]}
         if len(heads) > 1 or self.numbered:

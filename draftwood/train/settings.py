@@ -11,6 +11,7 @@ from draftwood.train.prompts import CORPUS
 from draftwood.util.config import Count
 
 Precision = Literal["bfloat16", "float32"]
+Divergence = Literal["kl", "tv"]
 MAX_HEADS = 16
 
 
@@ -30,12 +31,23 @@ class TrainSettings(BaseModel):
         le=1,
         description="Weight of distillation on the target's own distributions; the rest is cross-entropy on the text.",
     )
+    divergence: Divergence = Field(
+        default="kl",
+        description="What distillation minimises: kl, or tv (total variation), the share of drafts that is rejected.",
+        json_schema_extra={"metavar": "kl|tv"},
+    )
     precision: Precision = Field(
         default="bfloat16",
         description="Of matrix products: bfloat16 or float32.",
         json_schema_extra={"metavar": "TYPE"},
     )
     seed: int = Field(default=0, description="Seed of the order of rows, and of the corpus.")
+
+    @model_validator(mode="after")
+    def _distilled(self) -> Self:
+        if self.divergence != "kl" and not self.distill:
+            raise ValueError(f"divergence={self.divergence} is of distillation; give distill, a weight above 0")
+        return self
 
     def check(self, processes: int) -> None:
         """Raise ConfigurationError where so many processes cannot share a step."""

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from draftwood.train.distillation import UNKNOWN, chosen, distillation_loss
+from draftwood.train.settings import Divergence
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("whole", [True, False])  # whether p sums to 1
-def test_value_and_gradient(weight: float, taught: bool, whole: bool) -> None:
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_value_and_gradient(weight: float, taught: bool, whole: bool, divergence: Divergence) -> None:
     torch.manual_seed(2)
     logits = torch.randn(5, 11, dtype=torch.float64, requires_grad=True)
     ahead = torch.tensor([3, UNKNOWN, 0, 10, UNKNOWN])
@@ -21,9 +23,12 @@ def test_value_and_gradient(weight: float, taught: bool, whole: bool) -> None:
     log_q = torch.log_softmax(logits, -1)
     share = weight if taught else 0.0
     expected = (1 - share) * F.nll_loss(log_q, ahead, reduction="sum")
-    expected = expected + share * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    if divergence == "kl":
+        expected = expected + share * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    else:
+        expected = expected + share * (1 - torch.minimum(log_p, log_q).exp().sum(-1)).sum()
     (gradient,) = torch.autograd.grad(3 * expected, logits)
-    loss = distillation_loss(logits, ahead, log_p if taught else None, weight)
+    loss = distillation_loss(logits, ahead, log_p if taught else None, weight, divergence)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
     (mine,) = torch.autograd.grad(3 * loss, logits)
     torch.testing.assert_close(mine, gradient)

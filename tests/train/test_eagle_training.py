@@ -75,6 +75,26 @@ def test_a_run_begins_with_a_trained_head_of_another_vocabulary(tmp_path: Path) 
         begin_with(new, trained, larger.target)
 
 
+def test_acceptance_of_a_restricted_vocabulary_is_of_all_tokens_that_the_target_may_say(tmp_path: Path) -> None:
+    job = run(tmp_path, vocabulary=12, steps=20)
+    list(job.train(100, 20, torch.float32))
+    found, words, tokens = job.measure(), job.exit.head.words, torch.from_numpy(texts().held_out.astype(np.int64))
+    read, log_p = job._read(tokens, True)
+    assert log_p is not None
+    q = job.exit.train_forward(read).detach().softmax(-1)  # [steps, B, T - 1, V_head]
+    p = log_p.exp()[..., words]  # [B, T, V_head]
+    accepted: list[list[float]] = [[], []]
+    for row, text in enumerate(tokens.tolist()):
+        for place in range(1, len(text) - 1):
+            for step in range(2):
+                if place > step and (not step or text[place] in words.tolist()):
+                    both = torch.minimum(p[row, place], q[step, row, place - 1])
+                    accepted[step].append(float(both.sum()))
+    assert float(p.sum(-1).mean()) < 0.95 and len(accepted[1]) < len(accepted[0]) - 4
+    for step, each in enumerate(accepted, 1):
+        assert found[f"acceptance_{step}"] == pytest.approx(np.mean(each), abs=1e-5)
+
+
 @pytest.mark.slow
 def test_the_shipped_head_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     home = EMBEDDED / "target"
