@@ -80,7 +80,7 @@ def nothing() -> None:
     """Nobody watches."""
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "options", [*METHOD_OPTIONS, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_OPTIONS)], ids=str
 )

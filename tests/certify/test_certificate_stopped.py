@@ -22,6 +22,7 @@ def impatient(steps: int) -> Watch:
     return lambda what, done, of: not done or next(left, None) is not None
 
 
+@pytest.mark.slow
 def test_what_was_finished_is_kept() -> None:
     methods = [Method.parse("autoregressive"), Method.parse("speculative")]
     whole = certify_each(methods[:1], budget=SMALL)

@@ -68,6 +68,7 @@ def verdicts(place: Path) -> list[str]:
     return [greedy_check(pair, Method.parse(method), lambda: None).verdict for method in METHODS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_another_rows_is_found(mutation: str, pairs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     name, module, owner, function, old, new = MUTATIONS[mutation]

@@ -24,6 +24,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "m
 MIXTURES = [("qwen3_moe", "Q4_K"), ("qwen3_moe", "Q8_0"), ("qwen2_moe", "Q6_K"), ("gpt_oss", "MXFP4")]
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("family", "kind"), [*[("qwen2", kind) for kind in gguf_file.QUANTISED_TYPES], *MIXTURES])
 def test_a_file_is_computed_in_its_own_bits(family: str, kind: str, tmp_path: Path) -> None:
     """Logits are those of the dequantised model with inputs of matrices rounded as the kernels do, and not without."""

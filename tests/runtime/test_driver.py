@@ -332,6 +332,7 @@ while small.scheduler.passes < 10:
 """
 
 
+@pytest.mark.slow
 def test_the_process_ends_while_requests_run() -> None:
     done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -151,6 +151,7 @@ def test_a_request_takes_what_a_live_one_has(name: str) -> None:
     settle(ours)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ["plain", "chain", "exit", "self", "eagle", "block", "medusa", "search"])
 def test_texts_of_one_call_read_their_prompt_once(name: str) -> None:
     """Cold: one of them computes it, and the others take over what that has computed."""

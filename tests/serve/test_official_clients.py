@@ -105,6 +105,7 @@ def test_ollama_texts(llama: ollama.Client, caller: Running) -> None:
         llama.chat("llama3", HI)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [-2, -1, 0])
 def test_ollama_texts_without_a_limit(llama: ollama.Client, caller: Running, limit: int) -> None:
     for raw in (False, True):

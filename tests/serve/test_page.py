@@ -163,6 +163,7 @@ def test_errors_are_sentences_and_stop_cancels(page: Any, site: Running, monkeyp
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_server_may_go_away_and_come_back(page: Any, site: Running) -> None:
     page.expected = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"]
     with running(site.engine) as other:
@@ -207,6 +208,7 @@ def test_a_text_that_must_match(page: Any, site: Running) -> None:
     assert "regex" in page.inner_text("#error")
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_a_key(page: Any, site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page asks for it, goes on when it is right, and what is copied names it without telling it."""
     page.expected = ["401", "ERR_"]
@@ -302,6 +304,7 @@ def test_dark_and_light_by_system_and_by_choice(page: Any) -> None:
     page.emulate_media(color_scheme="light")
 
 
+@pytest.mark.slow
 def test_a_narrow_screen_and_a_keyboard_are_enough(page: Any) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     page.check("#compare")

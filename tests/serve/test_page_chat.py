@@ -143,6 +143,7 @@ def test_prompts_and_conversations_beside_each_other(page: Any) -> None:
     assert page.input_value("#prompt") == "a draft" and page.is_visible(".thread li")
 
 
+@pytest.mark.slow
 def test_everyone_can_read_it(page: Any) -> None:
     """axe finds nothing on a wide light and a narrow dark screen, and nothing is wider than these."""
     page.click("#settings > summary")

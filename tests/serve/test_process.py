@@ -115,6 +115,7 @@ def raw(server: Server, body: dict[str, Any] | None, **headers: str) -> socket.s
     return connection
 
 
+@pytest.mark.slow
 def test_clients_that_leave(server: Server) -> None:
     """At random moments, with and without streaming, waiting or running."""
     rng = random.Random(1)

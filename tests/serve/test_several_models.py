@@ -152,6 +152,7 @@ def test_endpoints(several: Several) -> None:
     assert 'vllm:num_requests_running{model_name="two"}' in text and 'model_name="one"' in text
 
 
+@pytest.mark.slow
 def test_the_load_is_told_while_models_come_and_go(several: Several) -> None:
     """An open page loads no model and keeps none; its figures are sums over those that are loaded."""
     with several.client.stream("GET", "/v1/forest") as answer:

@@ -53,6 +53,7 @@ def asked(body: dict[str, Any]) -> bytes:
     return HEAD + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content) + content
 
 
+@pytest.mark.slow
 def test_what_is_not_sent_in_time(long_target: Path) -> None:
     with running(load(long_target), ServeSettings(client_seconds=0.3)) as served:
         nothing, half, trickle = connected(served), connected(served), connected(served)

@@ -18,7 +18,7 @@ from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
 
-@pytest.mark.some(48)
+@pytest.mark.some(24)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path: Path) -> None:
     """The cache starts small and grows, and each round reuses the slots of dead branches."""
@@ -35,6 +35,7 @@ def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path:
         forest = grown
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", [name for name, (_, settings) in VARIANTS.items() if settings.get("sliding_window")])
 def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
     """Plain decoding: one cell that sees all slots, which only the window hides."""
@@ -90,6 +91,7 @@ def test_training_forward_equals_the_cached_one(name: str, tmp_path: Path) -> No
         torch.testing.assert_close(row, ours(decoder, chain(tokens)), atol=1e-4, rtol=0)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("kind", mostly_slow(FIRST, [ALL[name][0] for name in USUAL]))
 def test_greedy_speculation_equals_plain_decoding(kind: str, tmp_path: Path) -> None:
     words = llama_like().get_vocab_size()

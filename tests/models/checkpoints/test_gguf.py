@@ -114,7 +114,7 @@ def test_llama(name: str, tmp_path: Path) -> None:
     same(tmp_path, gguf_files.write(tmp_path, tmp_path / "x.gguf"))
 
 
-@pytest.mark.some(25)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, tmp_path: Path) -> None:
     changes, metadata = FAMILIES[name]

@@ -41,7 +41,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=3e-5 * float(expected.abs().max()), rtol=0)
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("backend", ["auto", "pytorch"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_as_the_checkpoint(name: str, backend: str, tmp_path: Path) -> None:

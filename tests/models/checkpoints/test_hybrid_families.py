@@ -24,7 +24,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=5e-5 * float(expected.abs().max()), rtol=0)
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("backend", ["auto", "pytorch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, backend: str, tmp_path: Path) -> None:
@@ -41,6 +41,7 @@ def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, backend: 
         forest = grown
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_training_and_layer_ranges(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)

@@ -67,6 +67,7 @@ KEYS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.some(30)
 @pytest.mark.parametrize(("name", "changes", "sentence"), KEYS)
 def test_keys_that_would_change_the_logits_are_refused(
     name: str, changes: dict[str, Any], sentence: str, tmp_path: Path

@@ -134,6 +134,7 @@ def write(directory: Path, name: str, **changes: Any) -> Any:
     return model
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_part_equals_hugging_faces_model_on_text(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)

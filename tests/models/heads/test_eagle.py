@@ -59,6 +59,7 @@ def driven(work: Generator[Run, Answer, Answer]) -> Answer:
         return found
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("held", ["float32", "float64", "native"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def command_line(process: int) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_engine(engine: Engine, plain: str) -> None:
     """The text is right until then; afterwards every request ends with one sentence, at once."""
     assert engine.names["tensor_parallel"] == 2 and engine.names["backend"] == "pytorch"

@@ -71,7 +71,7 @@ FOUR = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.some(28)
+@pytest.mark.some(12)
 @FOUR
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_continued_at_every_cut(words: Tokenizer, text: str) -> None:
