@@ -84,15 +84,20 @@ def test_acceptance_of_a_restricted_vocabulary_is_of_all_tokens_that_the_target_
     q = job.exit.train_forward(read).detach().softmax(-1)  # [steps, B, T - 1, V_head]
     p = log_p.exp()[..., words]  # [B, T, V_head]
     accepted: list[list[float]] = [[], []]
+    nats: list[float] = []  # of the tokens that the head knows, one step ahead
+    number = {word: place for place, word in enumerate(words.tolist())}
     for row, text in enumerate(tokens.tolist()):
         for place in range(1, len(text) - 1):
             for step in range(2):
-                if place > step and (not step or text[place] in words.tolist()):
+                if place > step and (not step or text[place] in number):
                     both = torch.minimum(p[row, place], q[step, row, place - 1])
                     accepted[step].append(float(both.sum()))
+            if text[place + 1] in number:
+                nats.append(-float(q[0, row, place - 1, number[text[place + 1]]].log()))
     assert float(p.sum(-1).mean()) < 0.95 and len(accepted[1]) < len(accepted[0]) - 4
     for step, each in enumerate(accepted, 1):
         assert found[f"acceptance_{step}"] == pytest.approx(np.mean(each), abs=1e-5)
+    assert len(nats) < len(accepted[0]) and found["loss_1"] == pytest.approx(np.mean(nats), abs=1e-5)
 
 
 @pytest.mark.slow
