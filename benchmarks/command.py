@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import typer
 
 from draftwood.errors import ConfigurationError, DraftwoodError
-from draftwood.models.backend.native import unavailable
+from draftwood.util.native_library import unavailable
 
 
 def started(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:

@@ -39,13 +39,15 @@ def collect() -> dict[str, Any]:
     import torch
 
     from draftwood.eval.provenance import session
-    from draftwood.models.backend import native
+    from draftwood.util import native_library
 
     facts = session(torch.device("cpu"))
-    if reason := native.unavailable():
+    if reason := native_library.unavailable():
         backend = f"pytorch: {reason}"
     else:
-        backend = f"native: kernels {facts['kernels']} (this processor can run {', '.join(native.kernels()[1])})"
+        backend = (
+            f"native: kernels {facts['kernels']} (this processor can run {', '.join(native_library.kernels()[1])})"
+        )
     names = ("draftwood", "git_commit", "python", "torch", "system", "processor", "cores", "threads")
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     devices += [torch.device("mps")] if torch.backends.mps.is_available() else []

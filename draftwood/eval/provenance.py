@@ -16,17 +16,17 @@ import draftwood
 from draftwood.engine.draft_sources import THROUGH_TRANSFORMERS
 from draftwood.engine.engine import Engine
 from draftwood.methods import Method
-from draftwood.models.backend import native
 from draftwood.models.checkpoints import gguf_parts
 from draftwood.models.checkpoints.artifact import KINDS, companion
 from draftwood.models.checkpoints.files import file_fingerprint
+from draftwood.util import native_library
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
     """The program and the machine, as they head result files; `backend` is what "auto" takes there unless given."""
-    automatic = "native" if device.type == "cpu" and native.unavailable() is None else "pytorch"
+    automatic = "native" if device.type == "cpu" and native_library.unavailable() is None else "pytorch"
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "draftwood": draftwood.__version__,
@@ -40,7 +40,7 @@ def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "backend": backend or automatic,
-        "kernels": native.kernels()[0] if (backend or automatic) == "native" else None,
+        "kernels": native_library.kernels()[0] if (backend or automatic) == "native" else None,
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
-from draftwood.models.backend.native import NativeMatrix, kernels
+from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.backend.program import Program
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Plane
@@ -35,6 +35,7 @@ from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.recurrent_fold import CachedStates
 from draftwood.models.recurrent_states import RecurrentStates
+from draftwood.util.native_library import kernels
 
 
 class Decoder(DecoderWeights):

@@ -19,8 +19,7 @@ from draftwood.core.row_tops import LogitsRow, RowTops
 from draftwood.sampling import truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
-
-COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties is left
+from draftwood.sampling.rows import softmax
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -32,7 +31,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     if not params.truncates:
-        return torch.softmax(_tempered(logits, params.temperature), -1)
+        return softmax(logits, params.temperature)
     if logits.is_cuda:
         return _warp_on_device(logits, params)
     if logits.dim() > 1:
@@ -49,7 +48,7 @@ def truncated(logits: Tensor, params: SamplingParams, dtype: torch.dtype | None 
     count = params.top_k if params.top_k < len(logits) else 0
     places = torch.from_numpy(truncation.leading(logits.numpy(), count)) if count else None
     some = logits if places is None else logits[places].to(dtype or logits.dtype)
-    probs = torch.softmax(_tempered(some, params.temperature), -1)
+    probs = softmax(some, params.temperature)
     kept = truncation.kept(probs.numpy(), count, params.top_p, params.min_p)
     if kept is not None:
         within = torch.from_numpy(kept)
@@ -60,22 +59,14 @@ def truncated(logits: Tensor, params: SamplingParams, dtype: torch.dtype | None 
 
 def warped(logits: Tensor, params: SamplingParams) -> Sequence[Tensor]:
     """The rows [V] of `warp` of logits [n, V], with the same bits as one after the other."""
-    if logits.is_cuda or params.greedy or (params.temperature == 1 and not params.truncates):
+    if logits.is_cuda or params.greedy or not params.truncates:
         return warp(logits, params).unbind()
     return [warp(row, params) for row in logits]  # what lies between is as large as one row, and stays in the caches
 
 
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Logits [..., V] over the temperature. The largest becomes 0 first, so that no temperature overflows."""
-    if temperature == 1:
-        return logits
-    logits = logits - logits.amax(-1, keepdim=True)
-    return logits.div_(temperature) if temperature > COLDEST else logits.mul_(1 / COLDEST)
-
-
 def _warp_on_device(logits: Tensor, params: SamplingParams) -> Tensor:
     """The same where the numbers do not lie in this machine's memory: few operations, whatever they read."""
-    probs = torch.softmax(_tempered(logits, params.temperature), -1)
+    probs = softmax(logits, params.temperature)
     threshold = None
     if 0 < params.top_k < probs.shape[-1]:
         top = probs.topk(params.top_k, -1).values  # [..., k], descending

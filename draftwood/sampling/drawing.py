@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
+from draftwood.sampling.rows import block_sums
 
 BLOCK = 512  # tokens that are summed up together
 SMALL = 4096  # so few tokens are one block
@@ -30,11 +31,7 @@ class Weights:
         self._weights: npt.NDArray[Any] = weights.numpy()
         self._parts: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.float64]]] = {}  # blocks' weights, running sums
         self._block = size if size <= SMALL else BLOCK
-        whole = size // self._block * self._block
-        sums = weights[:whole].double().view(-1, self._block).sum(-1).numpy()
-        if whole < size:
-            sums = np.append(sums, weights[whole:].double().sum().numpy())
-        self._sums = sums
+        self._sums = block_sums(weights, self._block)
         self._add_up()
         if not 0 < self.mass < math.inf:
             raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")

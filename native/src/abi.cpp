@@ -92,6 +92,19 @@ int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out
   });
 }
 
+int dw_softmax(int64_t rows, int64_t n, const float* x, float scale, float* out) {
+  return guarded(1, [&] {
+    for (int64_t i = 0; i < rows; i++) kernels().softmax(x + i * n, n, scale, out + i * n);
+    return 0;
+  });
+}
+int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums) {
+  return guarded(1, [&] {
+    for (int64_t i = 0; i * block < n; i++) sums[i] = kernels().whole_sum(weight + i * block, std::min(block, n - i * block));
+    return 0;
+  });
+}
+
 void* dw_model(const dw_shape* shape, int layers) {
   return guarded<void*>(nullptr, [&] { return new Model(*shape, layers); });
 }

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 13 };
+enum { DW_VERSION = 14 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -44,6 +44,11 @@ DW_API size_t dw_matrix_bytes(const void* matrix);
 DW_API void dw_matrix_free(void* matrix);
 /* out [rows][n] = x [rows][k] W^T + bias */
 DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out, int threads);
+
+/* out [rows][n]: the softmax of scale * x, row by row. Both may be the same memory. */
+DW_API int dw_softmax(int64_t rows, int64_t n, const float* x, float scale, float* out);
+/* sums [ceil(n / block)] of so many weights each, added up as doubles */
+DW_API int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums);
 
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {

@@ -164,6 +164,10 @@ struct Kernels {
   void (*cap)(float* x, float cap, int64_t n);
   // Of x [n] the place of the largest, the first among equals, and log sum e^x.
   void (*top)(const float* x, int64_t n, int64_t* best, float* log_sum);
+  // out[i] = e^(scale * x[i]) over the sum of all, 0 where that is less than e^-87 of the largest; NaNs where a number is NaN.
+  void (*softmax)(const float* x, int64_t n, float scale, float* out);
+  // The sum of w [n], added up as doubles.
+  double (*whole_sum)(const float* w, int64_t n);
   // Put x [dim] into a row of a plane.
   void (*keep)(PlaneType type, const float* x, int64_t dim, void* row);
   // Attention of `count` queries to the rows of one head of keys and values.

@@ -81,6 +81,29 @@ static bool tops(const Kernels& set, int64_t n) {
   set.top(x.data(), n, &best, &log_sum);
   return right && std::isnan(log_sum);
 }
+
+// Whether the softmax of n numbers is near that of doubles, 0 where a number is -inf and NaN with a NaN; and so their sum.
+static bool softens(const Kernels& set, int64_t n) {
+  std::mt19937 random(static_cast<unsigned>(n));
+  std::normal_distribution<float> normal(0, 8);
+  std::vector<float> x(n), out(n);
+  for (float& v : x) v = normal(random);
+  if (n > 2) x[n - 1] = x[n / 3] = -INFINITY;
+  double total = 0, sum = 0;
+  for (float v : x) total += std::exp(0.5 * v);
+  set.softmax(x.data(), n, 0.5f, out.data());
+  bool right = true;
+  for (int64_t i = 0; i < n; i++) {
+    const double expected = std::exp(0.5 * x[i]) / total;
+    right &= expected ? std::fabs(out[i] - expected) < 3e-6 * expected : out[i] == 0;
+    sum += out[i];
+  }
+  right &= std::fabs(set.whole_sum(out.data(), n) - sum) < 1e-14;
+  x[n / 2] = std::nanf("");
+  set.softmax(x.data(), n, 0.5f, x.data());
+  for (float v : x) right &= std::isnan(v);
+  return right;
+}
 }  // namespace dw
 
 int main() {
@@ -94,7 +117,7 @@ int main() {
     for (int64_t dim : {1, 6, 64, 70, 300})
       for (int64_t n : {1, 15, 40})
         for (int count : {1, 2, 3, 8}) wrong += !attends(kernels(), type, dim, n, count);
-  for (int64_t n : {1, 7, 16, 33, 1024, 5000}) wrong += !tops(kernels(), n);
+  for (int64_t n : {1, 7, 16, 33, 1024, 5000}) wrong += !tops(kernels(), n) + !softens(kernels(), n);
   std::printf("%s of %s: %d wrong\n", kernels().name, runnable(), wrong);
   return wrong != 0;
 }

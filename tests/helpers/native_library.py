@@ -17,13 +17,13 @@ from torch import Tensor
 from draftwood import load
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
-from draftwood.models.backend import native
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
+from draftwood.util import native_library
 
-REASON = native.unavailable()
+REASON = native_library.unavailable()
 needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native backend: {REASON}")
 TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -91,7 +91,7 @@ def greedy_and_logits() -> tuple[str, list[int], dict[str, Any], dict[str, Any]]
     nine, three = (
         {kind: chain(embedded(kind), tokens[:count])[0].tolist() for kind in (*TYPES, *KV_TYPES)} for count in (9, 3)
     )
-    return native.kernels()[0], text, nine, three
+    return native_library.kernels()[0], text, nine, three
 
 
 def python(program: str, *arguments: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -9,9 +9,9 @@ import pytest
 import draftwood
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
-from draftwood.models.backend import native
+from draftwood.util import native_library
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason="draftwood-native is not installed")
+pytestmark = pytest.mark.skipif(native_library.unavailable() is not None, reason="draftwood-native is not installed")
 PROMPT = "Problem: Rosa has 26 apples. Rosa buys 9 more. Rosa loses 7 of them. How many apples does Rosa have?\nSteps:"
 
 

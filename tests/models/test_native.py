@@ -28,6 +28,7 @@ from draftwood.models.base import Batch, Segment
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.extents import Extent
+from draftwood.util import native_library
 
 TEXT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
@@ -49,7 +50,7 @@ def test_the_library_is_built_where_there_is_a_compiler() -> None:
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler")
     assert importlib.util.find_spec("draftwood_native") is not None
-    assert native.unavailable() is None
+    assert native_library.unavailable() is None
 
 
 # -- wrong batches ----------------------------------------------------------------------------------------------------
@@ -266,5 +267,5 @@ def test_a_library_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -
     """Also one that lacks what this version calls."""
     other = next((Path(torch.__file__).parent / "lib").glob("libc10.*"))
     monkeypatch.setattr("draftwood_native.library", lambda: other)
-    found = native.library.__wrapped__()
+    found = native_library.library.__wrapped__()
     assert found == "draftwood-native is of another version than draftwood; install it again: pip install ./native"

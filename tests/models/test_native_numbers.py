@@ -22,6 +22,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.backend import native
 from draftwood.models.backend.native import NativeEmbedding, NativeMatrix
 from draftwood.models.checkpoints import checkpoint
+from draftwood.util import native_library
 
 TOKENS = [7 * i * i % 1000 for i in range(80)]
 BOUNDS = {"float32": (0, 5e-6), "bfloat16": (1e-3, 0.015), "int8": (0.01, 0.08)}  # of mean errors; below: another type
@@ -72,7 +73,7 @@ print(json.dumps(greedy_and_logits()))
 
 def by_kernels(name: str) -> Computed:
     """What a kernel set computes: that in use here, another in a process of its own."""
-    if name == native.kernels()[0]:
+    if name == native_library.kernels()[0]:
         made = greedy_and_logits()
     else:
         made = json.loads(python(COMPUTE, DRAFTWOOD_KERNELS=name).stdout)
@@ -94,14 +95,14 @@ def compare(one: Computed, other: Computed) -> None:
 @needs_native
 def test_kernels_in_use_compute_what_portable_ones_do() -> None:
     """Rows do not depend on others in each set."""
-    compare(by_kernels("portable"), by_kernels(native.kernels()[0]))
+    compare(by_kernels("portable"), by_kernels(native_library.kernels()[0]))
 
 
 @pytest.mark.slow
 @needs_native
 def test_every_kernel_set_computes_the_same() -> None:
     right = by_kernels("portable")
-    used, able = native.kernels()
+    used, able = native_library.kernels()
     first, found = able[: able.index(used)], []  # better ones than the one in use: no such processor has run them yet
     for name in set(able) - {"portable"}:
         try:
@@ -134,7 +135,7 @@ except ConfigurationError as error:
 def test_a_kernel_set_that_is_not_there() -> None:
     """PyTorch computes where nobody insists, and both say why."""
     auto, error = python(UNKNOWN, DRAFTWOOD_KERNELS="abacus").stdout.splitlines()
-    reason = f"names no kernel set that this processor can run; it can run {', '.join(native.kernels()[1])}"
+    reason = f"names no kernel set that this processor can run; it can run {', '.join(native_library.kernels()[1])}"
     assert auto == f"False pytorch: DRAFTWOOD_KERNELS {reason}"
     assert error == f"the native backend is not there: DRAFTWOOD_KERNELS {reason}"
 

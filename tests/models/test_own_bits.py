@@ -15,9 +15,10 @@ from native_library import needs_native, python
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import in_groups
-from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, NativeMatrix, StoredRows, kernels
+from draftwood.models.backend.native import FP8_FORMAT, FP8_INPUTS, NativeMatrix, StoredRows
 from draftwood.models.checkpoints import gguf_file
 from draftwood.models.quantise import GROUP_SIZE, Grouped
+from draftwood.util.native_library import kernels
 
 pytestmark = needs_native
 PLAIN = tuple(gguf_file.PLAIN_TYPES)

@@ -14,10 +14,10 @@ import torch
 
 from draftwood import TabularModel, load
 from draftwood.errors import ConfigurationError
-from draftwood.models.backend import native
 from draftwood.models.base import CausalModel
 from draftwood.tune import bits_and_threads
 from draftwood.tune.bits_and_threads import compare_settings, other_weights
+from draftwood.util import native_library
 
 INT8, BFLOAT16 = "--quantize int8", "--dtype bfloat16"
 SLOW, FAST = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -81,7 +81,7 @@ def test_what_there_is_no_time_for_is_left_out(clockwork: dict[Any, list[float]]
     assert "raise --seconds" in result.notes[0] and [one.threads for one in result.settings] == [1]
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason="int4 needs draftwood-native")
+@pytest.mark.skipif(native_library.unavailable() is not None, reason="int4 needs draftwood-native")
 def test_weights_in_other_bits(target: Path, tmp_path: Path) -> None:
     """int4 where it was made, and nothing is made for a comparison."""
     place = tmp_path / "copy"

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix, unavailable
+from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix
 from draftwood.models.modules import ExactLinear
 from draftwood.models.quantise import GROUP_SIZE, quantise
+from draftwood.util.native_library import unavailable
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,6 @@ from draftwood.models.backend.native import (
     ModelShape,
     NativeEmbedding,
     NativeMatrix,
-    check,
-    loaded_library,
 )
 from draftwood.models.backend.recurrent import NativeWalks, native_recurrence
 from draftwood.models.base import Batch
@@ -46,6 +44,7 @@ from draftwood.models.layers.per_layer_input import PerLayerEmbeddings, PerLayer
 from draftwood.models.layers.recurrent import Recurrence
 from draftwood.models.recurrent_states import RecurrentStates
 from draftwood.models.rotary import Rotary
+from draftwood.util.native_library import check, loaded_library
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}

@@ -20,7 +20,7 @@ import torch
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.backend.matrix import Holder, computed, holder
-from draftwood.models.backend.native import NativeMatrix, unavailable
+from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.checkpoints import gguf_tokenizer, mxfp4_weights
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import wrappers
@@ -41,6 +41,7 @@ from draftwood.models.kv_rows import kv_dtype_of
 from draftwood.models.layers.layer import Layer
 from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.quantise import Grouped
+from draftwood.util.native_library import unavailable
 from draftwood.util.resident import give_back
 from draftwood.util.safe_parsing import short_repr
 

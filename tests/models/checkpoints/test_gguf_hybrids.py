@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
-from draftwood.models.backend import native
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.session import Session
+from draftwood.util import native_library
 
 CHANGES: dict[str, dict[str, Any]] = {name: {} for name in (*HYBRIDS, *HYBRID_MIXTURES)}
 CHANGES["qwen3_5_types"] = {"layer_types": None, "full_attention_interval": 3, "attention_bias": False}
@@ -176,6 +176,6 @@ def test_in_the_bits_of_the_file(name: str, tmp_path: Path) -> None:
     decoder, expected = checkpoint.load(file, "auto"), logits(file)
     error = (ours(decoder, chain(PROMPT)) - expected).abs().mean() / expected.std()
     assert error < (0.1 if "next" in name else 0.06)  # some rows choose other experts
-    if native.unavailable() is None:
+    if native_library.unavailable() is None:
         assert decoder.own_bits and error > 1e-5
         assert any("," in kind or "q4" in kind or "q5" in kind for kind in decoder.kinds_of_weights)

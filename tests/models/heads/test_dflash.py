@@ -17,13 +17,13 @@ from draftwood import Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import BlockSession, BlockSource
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.backend.native import unavailable
 from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.heads import dflash, foreign_heads
 from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.session import Session
+from draftwood.util.native_library import unavailable
 
 SPARK: dict[str, Any] = {"speculators_model_type": "dspark", "markov_rank": 4}
 KINDS: dict[str, dict[str, Any]] = {

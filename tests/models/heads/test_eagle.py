@@ -17,7 +17,6 @@ from draftwood import ConfigurationError, Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import HeadSession, HeadSource
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.backend.native import unavailable
 from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
@@ -26,6 +25,7 @@ from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Answer, Run, Session
+from draftwood.util.native_library import unavailable
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculators": ({}, {}),

@@ -18,9 +18,9 @@ from draftwood import Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import BlockSession, BlockSource
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.backend.native import unavailable
 from draftwood.models.heads import eagle, foreign_heads
 from draftwood.runtime.session import Session
+from draftwood.util.native_library import unavailable
 
 BLOCK = 4
 PARALLEL: dict[str, Any] = {

@@ -1,0 +1,79 @@
+"""Softmax and sums of rows: the native library's against float64, where there is one, and PyTorch's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood.sampling import rows
+from draftwood.sampling.rows import block_sums, softmax
+from draftwood.util import native_library
+
+SIZES = [1, 7, 16, 1000, 1024, 4097, 49_152]
+
+
+@pytest.fixture(params=["native", "pytorch"], autouse=True)
+def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "pytorch":
+        monkeypatch.setattr(rows, "library", lambda: "not there")
+    elif reason := native_library.unavailable():
+        pytest.skip(reason)
+
+
+def logits(size: int, count: int = 3) -> torch.Tensor:
+    """Rows [count, size], flat and peaked, with impossible tokens."""
+    made = torch.randn(count, size, generator=torch.Generator().manual_seed(size))
+    made *= torch.tensor([0.01, 3.0, 20.0])[:count, None]
+    if size > 2:
+        made[:, 1::3] = -math.inf
+    return made
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [1e-40, 0.3, 1.0, 1.7, 1e60])
+def test_softmax_is_that_of_float64(size: int, temperature: float) -> None:
+    """Of each row near it, exactly 0 where a token is impossible, whatever the temperature."""
+    made = logits(size)
+    probs = softmax(made, temperature)
+    at = min(max(temperature, 1e-30), 1e30)
+    expected = ((made.double() - made.double().amax(-1, keepdim=True)) / at).softmax(-1)
+    torch.testing.assert_close(probs.double(), expected, atol=1e-30, rtol=2e-5 if temperature != 1 else 3e-6)
+    assert not bool(probs[made == -math.inf].any())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_has_the_same_bits_beside_others(size: int) -> None:
+    made = logits(size)
+    together = softmax(made, 0.8)
+    assert all(torch.equal(softmax(row, 0.8), one) for row, one in zip(made, together, strict=True))
+    turned = made.T.contiguous().T  # not contiguous
+    assert torch.equal(softmax(turned, 0.8), together)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_nothing_but_nan(bad: float) -> None:
+    """A NaN, something infinite, or nothing possible at all."""
+    made = torch.full((5000,), -math.inf) if bad < 0 else torch.zeros(5000)
+    made[4321] = bad
+    assert bool(softmax(made).isnan().all() if bad < 0 else softmax(made).isnan().any())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("block", [1, 512, 4096])
+def test_sums_have_the_digits_of_float64(size: int, block: int) -> None:
+    """Of numbers whose sum in float32 is another: a large one and many small ones."""
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(block))
+    weights[0] = 1e8
+    expected = np.array([math.fsum(part) for part in weights.double().split(block)])
+    np.testing.assert_allclose(block_sums(weights, block), expected, rtol=1e-14)
+    every_other = torch.stack([weights, weights.flip(0)], -1)[:, 0]
+    np.testing.assert_allclose(block_sums(every_other, block), expected, rtol=1e-14)
+
+
+def test_other_types_and_gradients_are_pytorch_s() -> None:
+    made = logits(1000, 1)
+    assert softmax(made.double()).dtype == torch.float64 and softmax(made.bfloat16()).dtype == torch.bfloat16
+    made = made.clamp(min=-9).requires_grad_()
+    softmax(made).square().sum().backward()
+    assert made.grad is not None and bool(made.grad.any())
