@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.certify.distances import OutcomeT
 from draftwood.sampling import distributions
-from draftwood.sampling.distributions import Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import joint
 
 Law: TypeAlias = dict[OutcomeT, float]
@@ -224,6 +224,9 @@ class EnumeratedRandomness:
         def scripted_draw(probs: Tensor, u: Any) -> int:
             return u.draw(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
 
+        def drawn_after(target: Distributions, node: int, u: Any) -> int:
+            return scripted_draw(target.probs(node), u)
+
         def scripted_draws(probs: Tensor, us: Sequence[Any]) -> list[int]:
             return [scripted_draw(probs, u) for u in us]
 
@@ -235,6 +238,7 @@ class EnumeratedRandomness:
 
         replace(Streams, "uniform", scripted_uniform)
         replace(Streams, "arrivals", noise)
+        replace(Distributions, "draw", drawn_after)
         for original, scripted in (
             (draw, scripted_draw),
             (distributions.draws, scripted_draws),

@@ -176,14 +176,13 @@ class RoundRecorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = target.normalised(list(row))
-        logprobs = [log_prob(raw[row[parent]], token) for parent, token in edges]
+        logprobs = target.logprobs(list(edges))
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
         top: list[TopLogprobs] = [[]] * len(row)
         warped_top = top
         if self.top_logprobs:
-            top = likeliest(raw, self.top_logprobs)
+            top = likeliest(target.normalised(list(row)), self.top_logprobs)
             warped_top = [
                 [(token, logprob) for token in tokens if (logprob := target.log_prob(parent, token)) > -math.inf]
                 for parent, likely in zip(row, top, strict=True)

@@ -100,7 +100,7 @@ def paths(result: RoundJudgement, forest: Forest, path: Sequence[int], target: D
         drawn = [child for proposal in forest.proposals[node] for child in proposal.nodes]
         after = next(place for place, child in enumerate(drawn) if child in path)
         result.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
-    return rest / rest.sum()
+    return target.probs(path[-1]) if rest is None else rest / rest.sum()
 
 
 def coins(

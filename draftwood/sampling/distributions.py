@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.core.row_tops import LogitsRow, RowTops
-from draftwood.sampling import truncation
+from draftwood.sampling import rows, truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
 from draftwood.sampling.rows import softmax
@@ -166,6 +166,8 @@ class Distributions:
         self._tops = tops
         self._probs: dict[int, Tensor] = {}
         self._best: list[int] | None = None  # of each fresh node
+        self._drawn: dict[tuple[int, int], float] = {}  # log T∘p of (node, token) that was drawn from the logits
+        self._address: int | None = None  # of the logits; 0: PyTorch reads them
 
     def logits(self, nodes: Sequence[int]) -> Tensor:
         """Untouched logits [len(nodes), V]."""
@@ -211,8 +213,44 @@ class Distributions:
             result = self._probs[node] = warp(self.edited([node])[0], self.params)
         return result
 
+    def draw(self, node: int, u: float) -> int:
+        """The token of T∘p after a node at u in [0, 1), as `draw` has it."""
+        untouched = self._edit is None and not self.params.truncates and node not in self._probs
+        if not untouched or (start := self._start(node)) is None:
+            return draw(self.probs(node), u)
+        assert self._tops is not None
+        best, size = self._tops.best[node - self.forest.fresh], self._logits.shape[-1]
+        token, log_prob = rows.draw_logits(start, size, best, self.params.temperature, u)
+        self._drawn[node, token] = log_prob
+        return token
+
+    def _start(self, node: int) -> int | None:
+        """Where the untouched logits after a node lie, if a model of the native library has made them."""
+        row = node - self.forest.fresh
+        if row < 0 or self._tops is None:
+            return None
+        if self._address is None:
+            self._address = rows.address(self._logits) or 0
+        return self._address + 4 * row * self._logits.shape[-1] if self._address else None
+
+    def logprobs(self, edges: Sequence[tuple[int, int]]) -> list[float]:
+        """The log-probability of each (node, token) by the untouched logits after the node."""
+        result = []
+        for node, token in edges:
+            if (start := self._start(node)) is None:
+                break
+            assert self._tops is not None
+            result.append(rows.number(start, token) - self._tops.log_sums[node - self.forest.fresh])
+        else:
+            return result
+        nodes = list(dict.fromkeys(node for node, _ in edges))
+        by_node = dict(zip(nodes, self.normalised(nodes), strict=True))
+        return [log_prob(by_node[node], token) for node, token in edges]
+
     def log_prob(self, node: int, token: int) -> float:
         """log T∘p of a token after a node; -inf where it is impossible."""
+        if (drawn := self._drawn.get((node, token))) is not None:
+            return drawn
         prob = element(self.probs(node), token)
         return math.log(prob) if prob > 0 else -math.inf
 
@@ -300,11 +338,14 @@ class Streams:
 
 def draw(probs: Tensor, u: float) -> int:
     """Inverse-CDF draw from weights [V] >= 0 of any sum, with u in [0, 1); a token of weight 0 is never drawn."""
-    return Weights(probs).draw(u)
+    token = rows.draw(probs, u)
+    return Weights(probs).draw(u) if token is None else token
 
 
 def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
+    if len(us) == 1:
+        return [draw(probs, us[0])]
     weights = Weights(probs)
     return [weights.draw(u) for u in us]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.rows import block_sums
+from draftwood.sampling.rows import NOT_FINITE, block_sums
 
 BLOCK = 512  # tokens that are summed up together
 SMALL = 4096  # so few tokens are one block
@@ -34,7 +34,7 @@ class Weights:
         self._sums = block_sums(weights, self._block)
         self._add_up()
         if not 0 < self.mass < math.inf:
-            raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
+            raise NonFiniteError(NOT_FINITE)
 
     def _add_up(self) -> None:
         self._total = self._sums.cumsum()

@@ -1,23 +1,28 @@
-"""Softmax and sums of rows as long as a vocabulary: by the native library where it is there, else by PyTorch.
+"""Work on rows as long as a vocabulary: by the native library where it is there and the rows are its, else by PyTorch.
 
-A row gets the same bits whatever rows are beside it.
+A row gets the same bits whatever rows are beside it. After a forward each operation of PyTorch or NumPy takes 10 to 40
+microseconds, since its code has left the caches; so what a round does to a row is one call where it can be.
 """
 
 from __future__ import annotations
+
+from ctypes import byref, c_double, c_float
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.util.native_library import check, library
+from draftwood.errors import NonFiniteError
+from draftwood.util.native_library import check, library, loaded_library
 
+NOT_FINITE = "a next-token distribution is not finite (NaN or infinite logits)"
 COLDEST, HOTTEST = 1e-30, 1e30  # beyond them nothing but ties is left, and all that is possible is equal, in float32
 
 
 def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """The softmax of logits [..., V] over a temperature > 0, of their dtype."""
-    temperature = min(max(temperature, COLDEST), HOTTEST)
+    temperature = _clamped(temperature)
     if _is_native(logits) and not isinstance(lib := library(), str):
         logits = logits.contiguous()
         probs = torch.empty_like(logits)
@@ -30,12 +35,26 @@ def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.softmax(logits, -1)
 
 
+def excess(p: Tensor, q: Tensor | None, factor: float, token: int) -> tuple[Tensor, float]:
+    """max(0, a p - q) [V] for a factor a, and its sum; `q` None is the point mass at `token`, which becomes 0."""
+    if (start := address(p)) is not None and (q is None or (beside := address(q)) is not None):
+        lib, rest = loaded_library(), torch.empty_like(p)
+        drafts, without = (None, token) if q is None else (beside, -1)
+        return rest, lib.dw_excess(p.shape[0], start, drafts, factor, without, rest.data_ptr())
+    rest = p * factor
+    if q is None:
+        rest[token] = 0.0
+    else:
+        rest.sub_(q).clamp_(min=0.0)
+    return rest, float(rest.sum())
+
+
 def block_sums(weights: Tensor, block: int) -> npt.NDArray[np.float64]:
     """The sums of each `block` neighbours of weights [V] on the CPU, and of those left, as float64."""
     size = weights.shape[0]
     sums = np.empty(-(-size // block))
-    if _is_native(weights) and weights.is_contiguous() and not isinstance(lib := library(), str):
-        check(lib.dw_block_sums(size, block, weights.data_ptr(), sums.ctypes.data) != 0)
+    if (start := address(weights)) is not None:
+        check(loaded_library().dw_block_sums(size, block, start, sums.ctypes.data) != 0)
         return sums
     whole = size // block
     sums[:whole] = weights[: whole * block].double().view(-1, block).sum(-1).numpy()
@@ -43,5 +62,46 @@ def block_sums(weights: Tensor, block: int) -> npt.NDArray[np.float64]:
     return sums
 
 
+def draw(weights: Tensor, u: float) -> int | None:
+    """The place where the running sum of weights [V] passes u in [0, 1) of the whole; None: for PyTorch to say.
+
+    NonFiniteError where the weights are no distribution.
+    """
+    start = address(weights)
+    return None if start is None else _possible(loaded_library().dw_draw(weights.shape[0], start, u))
+
+
+def draw_logits(start: int, size: int, best: int, temperature: float, u: float) -> tuple[int, float]:
+    """`draw` for the softmax of the logits at an address over a temperature, and the token's log-probability.
+
+    `best` is the place of the largest.
+    """
+    log_prob = c_double()
+    scale = 1 / _clamped(temperature)
+    token = loaded_library().dw_draw_logits(size, start, best, scale, u, byref(log_prob))
+    return _possible(token), log_prob.value
+
+
+def number(start: int, place: int) -> float:
+    """One of the numbers (float32) at an address."""
+    return c_float.from_address(start + 4 * place).value
+
+
+def address(rows: Tensor) -> int | None:
+    """Where rows [..., V] lie that the native library can read as they are; None: PyTorch does."""
+    usable = _is_native(rows) and rows.is_contiguous() and not isinstance(library(), str)
+    return rows.data_ptr() if usable else None
+
+
 def _is_native(rows: Tensor) -> bool:
     return rows.dtype == torch.float32 and rows.device.type == "cpu" and not rows.requires_grad
+
+
+def _possible(token: int) -> int:
+    if token < 0:
+        raise NonFiniteError(NOT_FINITE)
+    return token
+
+
+def _clamped(temperature: float) -> float:
+    return min(max(temperature, COLDEST), HOTTEST)

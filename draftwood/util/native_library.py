@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from functools import cache
 
 from torch import Tensor
@@ -54,6 +54,11 @@ def library() -> ctypes.CDLL | str:
     lib.dw_model_tokens.argtypes = [c_void_p, c_void_p, c_int64, c_float]
     lib.dw_softmax.argtypes = [c_int64, c_int64, c_void_p, c_float, c_void_p]
     lib.dw_block_sums.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
+    lib.dw_draw.restype, lib.dw_draw.argtypes = c_int64, [c_int64, c_void_p, c_double]
+    lib.dw_draw_logits.restype = c_int64
+    lib.dw_draw_logits.argtypes = [c_int64, c_void_p, c_int64, c_float, c_double, c_void_p]
+    lib.dw_excess.restype = c_double
+    lib.dw_excess.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_int64, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():

@@ -69,12 +69,11 @@ class Initialised:
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         """Verdict for a forest with any number of roots; an ended root is a path without drafts."""
         accept = coin(streams)
-        walks = [
-            ([root], None) if root in forest.finished else walk(forest, root, target.probs, accept)
-            for root in dict.fromkeys(forest.roots)
-        ]
+        walks = [walk(forest, root, target.probs, accept) for root in dict.fromkeys(forest.roots)]
         path, rest = walks[longest([len(path) for path, _ in walks])]
-        if rest is None:
+        if path[-1] in forest.roots and path[-1] in forest.finished:
             return Verdict([path[-1]], [FINISHED], ["plain"], {})
+        if rest is None:
+            rest = target.probs(path[-1])
         tokens = successive(rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept")))
         return several_roots(forest, path, tokens, target)

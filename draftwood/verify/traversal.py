@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling.distributions import Distributions, Streams, draw, element
-from draftwood.verify.tree import acceptance, end_of_path, follow, without
+from draftwood.sampling.distributions import Distributions, Streams, element
+from draftwood.sampling.rows import excess
+from draftwood.verify.tree import acceptance, end_of_path, follow, next_token, without
 
 Note = Callable[[int, float, float, float], None]  # (child, P(x), Q(x), acceptance of the path down to it)
 
@@ -24,8 +25,10 @@ def traverse(
     accept: Callable[[int, float], bool],
     note: Note = lambda child, p, q, chance: None,
     reach: float = 1.0,
-) -> tuple[list[int], Tensor] | None:
+) -> tuple[list[int], Tensor | None] | None:
     """The accepted path from `node` down and weights of the token after it [V], of any sum, or None: nothing here.
+
+    No weights: the token follows p at the path's end.
 
     `reach`, a, is the acceptance of the path down to `node`; 1 at the root, which always accepts. Whatever the tree
     below looks like, a path is returned with probability a, and then what it says and the token after it follow the
@@ -44,7 +47,7 @@ def traverse(
             if left.value is not None:
                 rest, reach = left.value
                 if accept(path[-1], reach):
-                    return path, p(path[-1]) if rest is None else rest
+                    return path, rest
             path.pop()
             visits.pop()
         else:
@@ -75,8 +78,7 @@ def _visit(
             note(child, p_x, q_x, chance)
             if chance > 0:
                 yield child, chance
-            left = remainder(rest, q, x, reach / total)
-            mass = float(left.sum())
+            left, mass = excess(rest, q, reach / total, x)
             if mass > 0:
                 rest, total = left, mass
             if reach < 1:
@@ -86,15 +88,6 @@ def _visit(
             if not proposal.replacement and q is not None:
                 q = without(q, x)
     return rest, reach
-
-
-def remainder(p: Tensor, q: Tensor | None, token: int, reach: float) -> Tensor:
-    """max(0, a p - q) [V] for the acceptance a of a path; q None is the point mass at `token`."""
-    left = p * reach
-    if q is None:
-        left[token] = 0.0
-        return left
-    return left.sub_(q).clamp_(min=0.0)
 
 
 def first_path(forest: Forest) -> list[int]:
@@ -120,13 +113,13 @@ class Traversal:
         if target.params.greedy:
             return follow(forest, target.best, None)
         path, rest = self._ending(forest, target, streams)
-        return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
+        return end_of_path(forest, path, next_token(path[-1], rest, target, streams), target.log_prob)
 
-    def _ending(self, forest: Forest, target: Distributions, streams: Streams) -> tuple[list[int], Tensor]:
-        """The accepted path, and weights of the token after it [V], of any sum."""
+    def _ending(self, forest: Forest, target: Distributions, streams: Streams) -> tuple[list[int], Tensor | None]:
+        """As `traverse` from the root."""
         root = forest.roots[0]
-        if not forest.proposals:  # the token of plain decoding
-            return [root], target.probs(root)
+        if not forest.proposals:  # plain decoding
+            return [root], None
         target.prepare(first_path(forest))
         ending = traverse(forest, root, target.probs, lambda node, chance: streams.uniform("accept") < chance)
         assert ending is not None  # the root's reach is 1

@@ -13,6 +13,7 @@ from torch import Tensor
 from draftwood.core.forest import Forest, Proposal, Verdict
 from draftwood.core.records import Kind
 from draftwood.sampling.distributions import Distributions, Streams, draw, element
+from draftwood.sampling.rows import excess
 
 
 def acceptance(p: float, q: float) -> float:
@@ -26,13 +27,8 @@ def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
     q None is the point mass at `token`. If nothing remains, p and q agree up to rounding and a rejection had
     probability zero: p itself is returned.
     """
-    if q is None:
-        rest = p.clone()
-        rest[token] = 0.0
-    else:
-        rest = (p - q).clamp_(min=0.0)
-    total = rest.sum()
-    return rest / total if float(total) > 0 else p
+    rest, total = excess(p, q, 1.0, token)
+    return rest / total if total > 0 else p
 
 
 def without(q: Tensor, token: int) -> Tensor | None:
@@ -72,17 +68,18 @@ def resolve(
 
 def walk(
     forest: Forest, root: int, p: Callable[[int], Tensor], accept: Accept, rule: Resolve = resolve
-) -> tuple[list[int], Tensor]:
+) -> tuple[list[int], Tensor | None]:
     """The accepted path [root, ..., end] below one root, and what the token after its end is drawn from [V].
 
-    p(node) is the warped target after a node. The rest is the residual where children were rejected, else p(end).
+    p(node) is the warped target after a node. The rest is the residual where children were rejected; None: p(end).
     """
     path = [root]
-    while True:
-        child, rest = rule(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
+    while proposals := forest.proposals.get(path[-1]):
+        child, rest = rule(p(path[-1]), proposals, forest.token, accept)
         if child is None:
             return path, rest
         path.append(child)
+    return path, None
 
 
 class Rejection:
@@ -102,7 +99,13 @@ class Rejection:
         if target.params.greedy:
             return follow(forest, target.best, None)
         path, rest = walk(forest, forest.roots[0], target.probs, coin(streams), self.rule)
-        return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
+        return end_of_path(forest, path, next_token(path[-1], rest, target, streams), target.log_prob)
+
+
+def next_token(node: int, rest: Tensor | None, target: Distributions, streams: Streams) -> int:
+    """The token after an accepted path that ends at a node: from weights [V] of any sum, or (None) from T∘p itself."""
+    u = streams.uniform("accept")
+    return target.draw(node, u) if rest is None else draw(rest, u)
 
 
 def coin(streams: Streams) -> Accept:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling.distributions import Distributions, Streams, draw
-from draftwood.verify.tree import end_of_path, follow
+from draftwood.sampling.distributions import Distributions, Streams
+from draftwood.verify.tree import end_of_path, follow, next_token
 
 
 def typical_threshold(p: Tensor, epsilon: float, delta: float) -> Tensor:
@@ -47,7 +47,7 @@ class Typical:
                 if float(p[forest.token[node]]) > thresholds[parent]:
                     paths[node] = paths[parent] + target.log_prob(parent, forest.token[node])
         last = max(paths, key=lambda node: (forest.depth[node], paths[node], -node))
-        token = draw(target.probs(last), streams.uniform("accept"))
+        token = next_token(last, None, target, streams)
         path = forest.path(last)
         return end_of_path(forest, path[path.index(forest.roots[0]) :], token, target.log_prob)
 

@@ -1,6 +1,7 @@
 #include "abi.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -31,6 +32,33 @@ template <class R, class F> static R guarded(R instead, F f) {
     failure = error.what();
   }
   return instead;
+}
+
+constexpr int64_t DRAWN = 512;  // weights that are summed up together
+
+// The place where weights pass u times their sum: first among blocks, whose weights block(first, count) gives, then within one.
+template <class F> static int64_t drawn(int64_t n, double u, double* sum, F block) {
+  static thread_local std::vector<double> sums;
+  sums.clear();
+  double total = 0, before = 0;
+  for (int64_t first = 0; first < n; first += DRAWN) {
+    const int64_t count = std::min(DRAWN, n - first);
+    sums.push_back(kernels().whole_sum(block(first, count), count));
+    total += sums.back();
+  }
+  if (sum) *sum = total;
+  if (!(total > 0 && std::isfinite(total))) return -1;
+  const double sought = u * total;
+  int64_t place = 0, last = 0;
+  while (before + sums[place] <= sought) before += sums[place++];  // ends: in the same order the sums reach the total
+  const int64_t first = place * DRAWN, count = std::min(DRAWN, n - first);
+  const float* weight = block(first, count);
+  for (int64_t i = 0; i < count; i++) {
+    if (!(weight[i] > 0)) continue;
+    last = i;  // where rounding leads past the end, the last one that is possible
+    if ((before += weight[i]) > sought) break;
+  }
+  return first + last;
 }
 
 int dw_version(void) { return DW_VERSION; }
@@ -102,6 +130,32 @@ int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums) {
   return guarded(1, [&] {
     for (int64_t i = 0; i * block < n; i++) sums[i] = kernels().whole_sum(weight + i * block, std::min(block, n - i * block));
     return 0;
+  });
+}
+int64_t dw_draw(int64_t n, const float* weight, double u) {
+  return guarded<int64_t>(-1, [&] { return drawn(n, u, nullptr, [&](int64_t first, int64_t) { return weight + first; }); });
+}
+int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob) {
+  return guarded<int64_t>(-1, [&] {
+    float made[DRAWN];
+    double sum = 0;
+    const int64_t token = drawn(n, u, &sum, [&](int64_t first, int64_t count) {
+      kernels().exps(x + first, count, x[best], scale, made);
+      return made;
+    });
+    if (token >= 0) *log_prob = static_cast<double>(scale) * (x[token] - x[best]) - std::log(sum);
+    return token;
+  });
+}
+double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out) {
+  return guarded<double>(0, [&] {
+    double sum = kernels().excess(p, q, factor, n, out);
+    if (0 <= without && without < n && out[without] != 0) {
+      out[without] = 0;
+      sum = 0;
+      for (int64_t first = 0; first < n; first += DRAWN) sum += kernels().whole_sum(out + first, std::min(DRAWN, n - first));
+    }
+    return sum;
   });
 }
 

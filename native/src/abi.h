@@ -49,6 +49,13 @@ DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, flo
 DW_API int dw_softmax(int64_t rows, int64_t n, const float* x, float scale, float* out);
 /* sums [ceil(n / block)] of so many weights each, added up as doubles */
 DW_API int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums);
+/* The place in weights [n] >= 0 where their running sum, in doubles, passes u times the whole one; u in [0, 1). A place of
+   weight 0 is never given; -1 where the sum is 0 or not finite. */
+DW_API int64_t dw_draw(int64_t n, const float* weight, double u);
+/* The same for the weights e^(scale * x) of which x[best] is the largest; *log_prob is the logarithm of the place's share. */
+DW_API int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob);
+/* out [n] = max(0, factor * p - q), q or null for zeros, and 0 at `without` if it is a place; returns the sum. */
+DW_API double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out);
 
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {

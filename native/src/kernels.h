@@ -166,8 +166,12 @@ struct Kernels {
   void (*top)(const float* x, int64_t n, int64_t* best, float* log_sum);
   // out[i] = e^(scale * x[i]) over the sum of all, 0 where that is less than e^-87 of the largest; NaNs where a number is NaN.
   void (*softmax)(const float* x, int64_t n, float scale, float* out);
+  // out[i] = e^(scale * (x[i] - largest)), 0 where that is less than e^-87.
+  void (*exps)(const float* x, int64_t n, float largest, float scale, float* out);
   // The sum of w [n], added up as doubles.
   double (*whole_sum)(const float* w, int64_t n);
+  // out[i] = max(0, factor * p[i] - q[i]), q or null for zeros; returns the sum. A NaN stays one.
+  double (*excess)(const float* p, const float* q, float factor, int64_t n, float* out);
   // Put x [dim] into a row of a plane.
   void (*keep)(PlaneType type, const float* x, int64_t dim, void* row);
   // Attention of `count` queries to the rows of one head of keys and values.

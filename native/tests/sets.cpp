@@ -99,6 +99,15 @@ static bool softens(const Kernels& set, int64_t n) {
     sum += out[i];
   }
   right &= std::fabs(set.whole_sum(out.data(), n) - sum) < 1e-14;
+  std::vector<float> rest(n);
+  sum = 0;
+  const double left = set.excess(out.data(), out.data() + n / 2, 0.75f, n - n / 2, rest.data());
+  for (int64_t i = 0; i < n - n / 2; i++) {
+    const float expected = std::max(0.f, 0.75f * out[i] - out[n / 2 + i]);
+    right &= rest[i] == expected;
+    sum += expected;
+  }
+  right &= std::fabs(left - sum) < 1e-14;
   x[n / 2] = std::nanf("");
   set.softmax(x.data(), n, 0.5f, x.data());
   for (float v : x) right &= std::isnan(v);

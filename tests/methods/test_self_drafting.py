@@ -25,7 +25,6 @@ from draftwood.models.heads import medusa as trained
 from draftwood.models.heads import skip
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped
-from draftwood.verify import tree
 
 
 class Recording(Heads):
@@ -210,7 +209,6 @@ def test_typical_acceptance_has_a_bias(tables: None, monkeypatch: pytest.MonkeyP
     target = TabularModel.random(3, seed=21)
     engine = Engine(target)
     randomness = EnumeratedRandomness(monkeypatch)
-    monkeypatch.setattr("draftwood.verify.typical.draw", tree.draw)
     plain = exact_law(target, [1], SamplingParams(), 4)
     distance = {}
     for epsilon, delta in ((0.09, 0.3), (1.0, 1.0)):

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood import NonFiniteError
 from draftwood.sampling import rows
-from draftwood.sampling.rows import block_sums, softmax
+from draftwood.sampling.distributions import draw
+from draftwood.sampling.rows import address, block_sums, draw_logits, excess, number, softmax
 from draftwood.util import native_library
 
 SIZES = [1, 7, 16, 1000, 1024, 4097, 49_152]
@@ -69,6 +71,56 @@ def test_sums_have_the_digits_of_float64(size: int, block: int) -> None:
     np.testing.assert_allclose(block_sums(weights, block), expected, rtol=1e-14)
     every_other = torch.stack([weights, weights.flip(0)], -1)[:, 0]
     np.testing.assert_allclose(block_sums(every_other, block), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_what_is_left_after_a_rejection(size: int, factor: float) -> None:
+    """max(0, a p - q) and its sum, of a distribution and of a point mass."""
+    p, q = softmax(logits(size)[1:], 1.3)
+    left, mass = excess(p, q, factor, 0)
+    expected = (p.double() * factor - q.double()).clamp(min=0)
+    torch.testing.assert_close(left.double(), expected, atol=1e-7, rtol=1e-6)
+    assert mass == pytest.approx(float(expected.sum()), abs=1e-6)
+    token = int(p.argmax())
+    left, mass = excess(p, None, factor, token)
+    expected = (p.double() * factor).index_fill(0, torch.tensor([token]), 0.0)
+    torch.testing.assert_close(left.double(), expected, atol=1e-9, rtol=1e-6)
+    assert mass == pytest.approx(float(expected.sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [1e-40, 0.5, 1.0, 1e60])
+def test_tokens_drawn_from_logits_are_those_of_their_softmax(size: int, temperature: float) -> None:
+    """The token where the running sum of float64 passes u, with its log-probability, as of weights."""
+    if rows.library() == "not there":
+        pytest.skip("PyTorch draws from weights")
+    us = [0.0, *torch.rand(50, generator=torch.Generator().manual_seed(size), dtype=torch.float64).tolist(), 1 - 2**-48]
+    for row in logits(size):
+        start = address(row)
+        assert start is not None
+        at = min(max(temperature, 1e-30), 1e30)
+        law = ((row.double() - row.double().max()) / at).softmax(-1)
+        sums, probs = law.cumsum(0), softmax(row, temperature)
+        for u in us:
+            token, log_prob = draw_logits(start, size, int(row.argmax()), temperature, u)
+            assert row[token] > -math.inf and log_prob == pytest.approx(float(law[token].log()), abs=1e-5)
+            assert number(start, token) == row[token]
+            for one in (token, draw(probs, u)):
+                assert law[one] > 0 and abs(float(sums[one]) - u) <= float(law[one]) + 2e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_no_token_is_drawn_where_numbers_are_not_finite(bad: float) -> None:
+    row = torch.full((5000,), bad if bad < 0 else 0.0)
+    row[77] = bad
+    with pytest.raises(NonFiniteError):
+        draw(softmax(row), 0.5)
+    if (start := address(row)) is not None:
+        with pytest.raises(NonFiniteError):
+            draw_logits(start, 5000, 77, 1.0, 0.5)
+    with pytest.raises(NonFiniteError):
+        draw(torch.zeros(9), 0.5)
 
 
 def test_other_types_and_gradients_are_pytorch_s() -> None:

@@ -17,8 +17,10 @@ from draftwood.core.records import Ranking
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter
 from draftwood.methods import Method, Parts
+from draftwood.sampling import distributions
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Rejection, initialised
+from draftwood.verify import tree as tree_verification
 from draftwood.verify.initialised import Initialised, longest, successive
 from draftwood.verify.tree import resolve
 
@@ -194,7 +196,8 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
         return tokens[0], tokens[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftwood.verify.tree.draw", lambda rest, script: script.choices.choose(rest.tolist()))
+        for module in (tree_verification, distributions):
+            patch.setattr(module, "draw", lambda rest, script: script.choices.choose(rest.tolist()))
         law = law_of(experiment)
     for (x, y), chance in law.items():
         assert chance == pytest.approx(float(p[x] * law_after(TARGET, [*PROMPT, x])[y]), abs=1e-12)

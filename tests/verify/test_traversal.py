@@ -14,6 +14,7 @@ from torch import Tensor
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
 from draftwood.depth.rules import UNCAPPED
+from draftwood.sampling import distributions
 from draftwood.sampling.distributions import Distributions, warp
 from draftwood.verify import Rejection, Traversal, Verifier, traversal, tree
 
@@ -87,7 +88,7 @@ class Script:
 
 @pytest.fixture(autouse=True)
 def scripted_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tree, traversal):
+    for module in (tree, distributions):
         monkeypatch.setattr(module, "draw", lambda rest, script: script.choices.choose(rest.tolist()))
 
 

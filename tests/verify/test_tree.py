@@ -8,6 +8,7 @@ from enumeration import ScriptedChoices, emitted, law_of, random_law, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
+from draftwood.sampling import distributions
 from draftwood.sampling.distributions import Distributions, Streams, warp
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify import Rejection, Traversal, tree
@@ -172,7 +173,8 @@ def test_whole_tree_law(
     vocab: int, widths: tuple[int, int], replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers drafted and walked by `Rejection`: the first two emitted tokens follow p(x1) p(x2 | x1)."""
-    monkeypatch.setattr(tree, "draw", lambda rest, script: script.choices.choose(rest.tolist()))
+    for module in (tree, distributions):
+        monkeypatch.setattr(module, "draw", lambda rest, script: script.choices.choose(rest.tolist()))
     params = SamplingParams()
 
     def p(prefix: tuple[int, ...]) -> Tensor:

@@ -70,7 +70,6 @@ def test_the_longest_accepted_path_wins(params: SamplingParams) -> None:
 def test_the_next_root_follows_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """By enumeration: which drafts are accepted is not left to chance, the token after them follows p exactly."""
     randomness = EnumeratedRandomness(monkeypatch)
-    monkeypatch.setattr("draftwood.verify.typical.draw", tree.draw)
     for seed in range(10):
         forest, logits = drafted(seed)
 

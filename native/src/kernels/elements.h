@@ -124,28 +124,6 @@ static void top(const float* x, int64_t n, int64_t* best, float* log_sum) {
   *log_sum = static_cast<float>(largest + std::log(total));
 }
 
-static void softmax(const float* x, int64_t n, float scale, float* out) {
-  constexpr int64_t BLOCK = 1024;  // as above
-  Floats tops = all(-std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i + WIDTH <= n; i += WIDTH) tops = larger(load(x + i), tops);
-  float largest = most(tops);
-  for (int64_t i = n / WIDTH * WIDTH; i < n; i++) largest = x[i] > largest ? x[i] : largest;
-  double total = 0;
-  for (int64_t first = 0; first < n; first += BLOCK) {
-    Floats sums{};
-    vectors(n - first < BLOCK ? n - first : BLOCK, [&](int64_t i, int64_t c) {
-      const Floats v = (some(x + first + i, c) - largest) * scale;
-      Floats e = v < -87.f ? Floats{} : exp(v);  // impossible tokens stay so
-      if (c < WIDTH) for (int64_t j = c; j < WIDTH; j++) e[j] = 0;
-      put(out + first + i, e, c);
-      sums += e;
-    });
-    total += sum(sums);
-  }
-  const float inverse = static_cast<float>(1 / total);
-  vectors(n, [&](int64_t i, int64_t c) { put(out + i, some(out + i, c) * inverse, c); });
-}
-
 // the sum of w [n] in more digits than the numbers have
 static double whole_sum(const float* w, int64_t n) {
   typedef float Half __attribute__((vector_size(2 * DW_WIDTH), aligned(4), may_alias));
@@ -159,6 +137,43 @@ static double whole_sum(const float* w, int64_t n) {
   double total = 0;
   for (int j = 0; j < LANES; j++) total += lanes[j];
   for (; i < n; i++) total += w[i];
+  return total;
+}
+
+static void exps(const float* x, int64_t n, float largest, float scale, float* out) {
+  vectors(n, [&](int64_t i, int64_t c) {
+    const Floats v = (some(x + i, c) - largest) * scale;
+    put(out + i, v < -87.f ? Floats{} : exp(v), c);  // impossible tokens stay so
+  });
+}
+
+static void softmax(const float* x, int64_t n, float scale, float* out) {
+  constexpr int64_t BLOCK = 1024;  // read again while they are near
+  Floats tops = all(-std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i + WIDTH <= n; i += WIDTH) tops = larger(load(x + i), tops);
+  float largest = most(tops);
+  for (int64_t i = n / WIDTH * WIDTH; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+  double total = 0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    const int64_t count = n - first < BLOCK ? n - first : BLOCK;
+    exps(x + first, count, largest, scale, out + first);
+    total += whole_sum(out + first, count);
+  }
+  const float inverse = static_cast<float>(1 / total);
+  vectors(n, [&](int64_t i, int64_t c) { put(out + i, some(out + i, c) * inverse, c); });
+}
+
+static double excess(const float* p, const float* q, float factor, int64_t n, float* out) {
+  constexpr int64_t BLOCK = 1024;
+  double total = 0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    const int64_t count = n - first < BLOCK ? n - first : BLOCK;
+    vectors(count, [&](int64_t i, int64_t c) {
+      const Floats v = factor * some(p + first + i, c) - (q ? some(q + first + i, c) : Floats{});
+      put(out + first + i, v < 0.f ? Floats{} : v, c);
+    });
+    total += whole_sum(out + first, count);
+  }
   return total;
 }
 
