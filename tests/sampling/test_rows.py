@@ -89,12 +89,11 @@ def test_what_is_left_after_a_rejection(size: int, factor: float) -> None:
     assert mass == pytest.approx(float(expected.sum()), abs=1e-6)
 
 
+@pytest.mark.parametrize("computed_by", ["native"], indirect=True)  # PyTorch draws from weights
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("temperature", [1e-40, 0.5, 1.0, 1e60])
 def test_tokens_drawn_from_logits_are_those_of_their_softmax(size: int, temperature: float) -> None:
     """The token where the running sum of float64 passes u, with its log-probability, as of weights."""
-    if rows.library() == "not there":
-        pytest.skip("PyTorch draws from weights")
     us = [0.0, *torch.rand(50, generator=torch.Generator().manual_seed(size), dtype=torch.float64).tolist(), 1 - 2**-48]
     for row in logits(size):
         start = address(row)
