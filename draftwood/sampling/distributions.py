@@ -59,6 +59,9 @@ def truncated(logits: Tensor, params: SamplingParams, dtype: torch.dtype | None 
 
 def warped(logits: Tensor, params: SamplingParams) -> Sequence[Tensor]:
     """The rows [V] of `warp` of logits [n, V], with the same bits as one after the other."""
+    if not (params.greedy or params.truncates) and (start := rows.address(logits)) is not None:
+        count, size = logits.shape
+        return [rows.softmax_at(start + 4 * size * row, size, params.temperature) for row in range(count)]
     if logits.is_cuda or params.greedy or not params.truncates:
         return warp(logits, params).unbind()
     return [warp(row, params) for row in logits]  # what lies between is as large as one row, and stays in the caches
@@ -203,20 +206,34 @@ class Distributions:
 
         Where logits are edited each waits for its turn: a grammar has a word on what is asked for.
         """
-        if self._edit is None:
+        if self._edit is None and self._start(nodes[0]) is None:
             self._probs.update(zip(nodes, warped(self.logits(nodes), self.params), strict=True))
 
     def probs(self, node: int) -> Tensor:
         """T∘p after a node [V], the distribution that is decoded."""
         result = self._probs.get(node)
+        if result is None and self._untouched and (start := self._start(node)) is not None:
+            result = self._probs[node] = rows.softmax_at(start, self._logits.shape[-1], self.params.temperature)
         if result is None:
             result = self._probs[node] = warp(self.edited([node])[0], self.params)
         return result
 
+    @property
+    def _untouched(self) -> bool:
+        """Whether T∘p is the softmax of the model's logits over the temperature."""
+        return self._edit is None and not self.params.truncates and not self.params.greedy
+
+    def prob(self, node: int, token: int) -> float:
+        """T∘p of a token after a node."""
+        return math.exp(self.logprobs([(node, token)])[0]) if self._summed(node) else element(self.probs(node), token)
+
+    def _summed(self, node: int) -> bool:
+        """Whether T∘p after a node is the softmax of the model's logits, whose sum the model has told."""
+        return self._untouched and self.params.temperature == 1 and self._start(node) is not None
+
     def draw(self, node: int, u: float) -> int:
         """The token of T∘p after a node at u in [0, 1), as `draw` has it."""
-        untouched = self._edit is None and not self.params.truncates and node not in self._probs
-        if not untouched or (start := self._start(node)) is None:
+        if node in self._probs or not self._untouched or (start := self._start(node)) is None:
             return draw(self.probs(node), u)
         assert self._tops is not None
         best, size = self._tops.best[node - self.forest.fresh], self._logits.shape[-1]
@@ -251,6 +268,8 @@ class Distributions:
         """log T∘p of a token after a node; -inf where it is impossible."""
         if (drawn := self._drawn.get((node, token))) is not None:
             return drawn
+        if self._summed(node):
+            return self.logprobs([(node, token)])[0]
         prob = element(self.probs(node), token)
         return math.log(prob) if prob > 0 else -math.inf
 

@@ -35,6 +35,13 @@ def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.softmax(logits, -1)
 
 
+def softmax_at(start: int, size: int, temperature: float) -> Tensor:
+    """`softmax` of the logits at an address."""
+    probs = torch.empty(size, dtype=torch.float32)
+    check(loaded_library().dw_softmax(1, size, start, 1 / _clamped(temperature), probs.data_ptr()) != 0)
+    return probs
+
+
 def excess(p: Tensor, q: Tensor | None, factor: float, token: int) -> tuple[Tensor, float]:
     """max(0, a p - q) [V] for a factor a, and its sum; `q` None is the point mass at `token`, which becomes 0."""
     if (start := address(p)) is not None and (q is None or (beside := address(q)) is not None):

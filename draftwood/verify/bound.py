@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.rows import excess
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 SORTED = 4096  # tokens of a larger vocabulary are put into groups before they are sorted
@@ -24,7 +24,7 @@ def best_acceptance(p: Tensor, q: Tensor, count: int) -> float:
     sum min(p, q), which rejection meets. p, q are [V] and sum to 1.
     """
     if count == 1:
-        return min(1.0, float(torch.minimum(p, q).sum(dtype=torch.float64)))
+        return min(1.0, max(0.0, 1.0 - excess(p, q, 1.0, -1)[1]))
     wanted, drafts = (each.cpu().numpy().astype(np.float64) for each in (p, q))
     if len(wanted) > SORTED:
         wanted, drafts = _alike(wanted, drafts)

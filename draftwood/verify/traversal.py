@@ -24,22 +24,25 @@ def traverse(
     p: Callable[[int], Tensor],
     accept: Callable[[int, float], bool],
     note: Note = lambda child, p, q, chance: None,
-    reach: float = 1.0,
+    prob: Callable[[int, int], float] | None = None,
 ) -> tuple[list[int], Tensor | None] | None:
     """The accepted path from `node` down and weights of the token after it [V], of any sum, or None: nothing here.
 
     No weights: the token follows p at the path's end.
 
-    `reach`, a, is the acceptance of the path down to `node`; 1 at the root, which always accepts. Whatever the tree
-    below looks like, a path is returned with probability a, and then what it says and the token after it follow the
-    target. So later siblings are as they were drawn, and the shape of a tree may depend on all that was drawn before:
-    on depth controllers, on the drafts of other models, on ends of text.
+    The reach of a node, a, is the acceptance of the path down to it; 1 at `node` itself, which always accepts. Whatever
+    the tree below looks like, a path is returned with probability a, and then what it says and the token after it
+    follow the target. So later siblings are as they were drawn, and the shape of a tree may depend on all that was
+    drawn before: on depth controllers, on the drafts of other models, on ends of text.
 
     P, Q are the target's and the draft's distributions after `node`. A child x is visited with reach
     min(1, a P(x)/Q(x)); if it accepts nothing, P becomes max(0, a P - Q) / D, D its sum, and a becomes D / (D + 1 - a).
-    Without replacement Q loses x. p(node) is T∘p, asked for where it is visited; `accept(node, a)` tosses the coin.
+    Without replacement Q loses x. p(node) is T∘p, asked for where a draft was rejected; prob(node, x) is one number of
+    it, by default read there; `accept(node, a)` tosses the coin.
     """
-    path, visits = [node], [_visit(forest, node, p, note, reach)]
+    if prob is None:
+        prob = lambda node, token: element(p(node), token)  # noqa: E731
+    path, visits = [node], [_visit(forest, node, p, prob, note, 1.0)]
     while visits:  # no recursion: a chain without a cap may be deeper than Python's stack
         try:
             child, chance = next(visits[-1])
@@ -52,33 +55,38 @@ def traverse(
             visits.pop()
         else:
             path.append(child)
-            visits.append(_visit(forest, child, p, note, chance))
+            visits.append(_visit(forest, child, p, prob, note, chance))
     return None
 
 
 def _visit(
-    forest: Forest, node: int, p: Callable[[int], Tensor], note: Note, reach: float
+    forest: Forest,
+    node: int,
+    p: Callable[[int], Tensor],
+    prob: Callable[[int, int], float],
+    note: Note,
+    reach: float,
 ) -> Generator[tuple[int, float], None, tuple[Tensor | None, float] | None]:
     """Yield a node's children with the reach to visit each with; it goes on where nothing was accepted there.
 
     Returns P, of any sum (None: p(node) itself), and the reach that are left; None where no reach is.
     """
+    rest: Tensor | None = None
+    total = 1.0  # P = rest / total
     proposals = forest.proposals.get(node, ())
-    if not proposals:
-        return None, reach
-    rest, total = p(node), 1.0  # P = rest / total
     for proposal in proposals:
         q = proposal.q
         for child in proposal.nodes:
             x = forest.token[child]
             if proposal.q is not None and q is None:
                 break  # the support is exhausted; such a draw cannot exist
-            p_x, q_x = element(rest, x) / total, 1.0 if q is None else element(q, x)
+            p_x = prob(node, x) if rest is None else element(rest, x) / total
+            q_x = 1.0 if q is None else element(q, x)
             chance = acceptance(reach * p_x, q_x)
             note(child, p_x, q_x, chance)
             if chance > 0:
                 yield child, chance
-            left, mass = excess(rest, q, reach / total, x)
+            left, mass = excess(p(node) if rest is None else rest, q, reach / total, x)
             if mass > 0:
                 rest, total = left, mass
             if reach < 1:
@@ -121,6 +129,8 @@ class Traversal:
         if not forest.proposals:  # plain decoding
             return [root], None
         target.prepare(first_path(forest))
-        ending = traverse(forest, root, target.probs, lambda node, chance: streams.uniform("accept") < chance)
+        ending = traverse(
+            forest, root, target.probs, lambda node, chance: streams.uniform("accept") < chance, prob=target.prob
+        )
         assert ending is not None  # the root's reach is 1
         return ending

@@ -219,7 +219,7 @@ def test_only_visited_rows_are_warped() -> None:
 
     found = traversal.traverse(forest, 0, row, lambda node, chance: chance >= 1)
     assert found is not None and found[0] == [0, b] and (found[1] > 0).tolist() == [False, False, True]
-    assert asked == [0, b]
+    assert list(dict.fromkeys(asked)) == [0, b]
 
 
 def test_a_chain_without_a_cap_is_deeper_than_the_stack() -> None:
