@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,8 @@ NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each r
 # Nominal seconds beside forwards
 TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 1.3e-4  # of a request that `auto` decides for, by whose pass
 DRAFTED_SECONDS = 6e-5  # more of a request that has drafted
-TOKEN_SECONDS = 5e-9  # more for each token of the vocabulary: distributions are as long
+TOKEN_SECONDS, DRAFT_TOKEN_SECONDS = 2e-9, 5e-9  # more for each token of the vocabulary: distributions are as long
+SLOWER = {"amx": 3.0}  # as long take these by kernels: after a forward code and numbers lie in far caches
 DRAFTED_ROW_SHARE = 1 / 6  # of these, for each row behind a request's first
 # How measured seconds are followed
 FIRST_PASSES = 3  # of which the least counts
@@ -148,6 +150,8 @@ class Measured:
 
     ratio: float = 1.0  # measured seconds of its forwards over nominal ones
     overhead: Overhead = field(default_factory=Overhead)
+    token_seconds: float = TOKEN_SECONDS
+    slower: Mapping[str, float] = field(default_factory=dict)  # kernels -> as long the seconds beside forwards are
 
 
 @dataclass(slots=True)
@@ -168,6 +172,7 @@ class Curve:
     share: float = 0.0  # of them, that one row reads
     vocabulary: int = 0
     stored: float = 0.0  # bytes of its weights
+    slower: float = 1.0  # as long as `measured` has it takes what is beside forwards
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     overhead: Overhead = field(default_factory=Overhead)
     passes: int = 0
@@ -202,7 +207,8 @@ class Curve:
         routed = reading * part
         vocabulary = getattr(model, "vocab_size", 0)
         sized = hasattr(model, "weight_bytes")
-        return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary, stored)
+        slower = measured.slower.get(kernels, 1.0)
+        return cls(fixed - routed, max(each, fixed / 100), measured, sized, routed, share, vocabulary, stored, slower)
 
     def nominal(self, rows: float) -> float:
         """Seconds of a forward as the size of the model has them."""
@@ -262,7 +268,8 @@ class Curve:
         units, seconds = draft_units(requests, rows, drafting), self.forward_seconds(rows)
         if self.overhead.known:
             return seconds + self.overhead.seconds(requests, units)
-        return seconds + self.measured.overhead.seconds(requests, units) + requests * TOKEN_SECONDS * self.vocabulary
+        sampling = requests * self.measured.token_seconds * self.vocabulary
+        return seconds + self.slower * (self.measured.overhead.seconds(requests, units) + sampling)
 
     def forward_seconds(self, rows: int) -> float:
         """Seconds of a forward over so many rows."""
@@ -328,9 +335,11 @@ class Costs:
         return curve
 
 
-def _nominal(request_seconds: float) -> Costs:
-    return Costs(_measured=Measured(overhead=Overhead(request_seconds, DRAFTED_SECONDS)))
+def _nominal(request_seconds: float, token_seconds: float) -> Costs:
+    overhead = Overhead(request_seconds, DRAFTED_SECONDS)
+    return Costs(_measured=Measured(overhead=overhead, token_seconds=token_seconds, slower=SLOWER))
 
 
 # by sizes and kernels alone, of targets and of what drafts for them: nothing is ever added
-NOMINAL_COSTS, NOMINAL_DRAFT_COSTS = _nominal(TARGET_REQUEST_SECONDS), _nominal(DRAFT_REQUEST_SECONDS)
+NOMINAL_COSTS = _nominal(TARGET_REQUEST_SECONDS, TOKEN_SECONDS)
+NOMINAL_DRAFT_COSTS = _nominal(DRAFT_REQUEST_SECONDS, DRAFT_TOKEN_SECONDS)
