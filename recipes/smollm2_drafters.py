@@ -2,7 +2,7 @@
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
 makes an EAGLE head, a draft model, Medusa heads and an exit of them; the head goes on with texts to messages that the
-model wrote, too (recipes/own_prompts.py). Some hours on two cores. Each command goes on where it was stopped. `--card`
+model wrote, too (recipes/own_prompts.py), then with texts at temperature 1, by what sampling rejects. Some hours on two cores. Each command goes on where it was stopped. `--card`
 measures what was trained on the prompts that are held out, for the table of benchmarks/trained/smollm2/README.md.
 """
 
@@ -25,6 +25,7 @@ SAMPLES = (("544", "1"), ("695", "0.8"), ("695", "0.8"), ("695", "0.8"))  # text
 OWN_PROMPTS = 4000  # messages that the model writes
 OWN_TEXTS = ("--chat", "--max-new-tokens", "144", "--concurrency", "32")
 OWN_SAMPLES = (("1823", "0.8"), ("700", "0"))  # texts to the second half of the messages, and to the first
+SAMPLED_TEXTS, SAMPLED_SEED = ("2472", "1"), 21  # of the last run of the head
 ROWS = ("--distill", "0.9", "--held-out", "8", "--save-every", "40", "--measure-every", "40")
 CARD_TOKENS = 48
 DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
@@ -39,6 +40,7 @@ class DrafterRecipe:
     method: Mapping[str, Any]
     option: str | None = None  # of the method, that names its directory; None: it is loaded as a draft model
     further: Sequence[str] = ()  # arguments of a second run, which begins with what the first one made
+    sampled: Sequence[str] = ()  # of a third run, on texts at temperature 1
 
 
 DRAFTERS = {
@@ -60,6 +62,10 @@ DRAFTERS = {
             "40",
             "--rate",
             "7e-4",
+        ),
+        (
+            *("--vocabulary", "8192", "--unroll", "3", "--steps", "1600", "--batch", "4", "--warmup", "20"),
+            *("--rate", "5e-4", "--distill", "1", "--divergence", "tv", "--held-out", "32"),
         ),
     ),
     "draft": DrafterRecipe(
@@ -95,8 +101,12 @@ def train(data: Path, work: Path, only: Sequence[str]) -> None:
         first = work / f"{name}-first" if made.further else out
         draftwood(made.command, target, "--data", texts, *ROWS, *made.arguments, "--out", first)
         if made.further:
-            more = own_texts(target, texts, work)
-            draftwood(made.command, target, "--data", more, *ROWS, *made.further, "--start", first, "--out", out)
+            more, second = own_texts(target, texts, work), work / f"{name}-second" if made.sampled else out
+            draftwood(made.command, target, "--data", more, *ROWS, *made.further, "--start", first, "--out", second)
+        if made.sampled:
+            drawn = work / "sampled-texts.jsonl"
+            write_texts(target, work / "prompts" / "train.jsonl", SAMPLED_TEXTS, SAMPLED_SEED, drawn, TEXTS)
+            draftwood(made.command, target, "--data", drawn, *ROWS, *made.sampled, "--start", second, "--out", out)
 
 
 def own_texts(target: Path, texts: Path, work: Path) -> Path:
