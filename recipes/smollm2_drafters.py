@@ -2,8 +2,9 @@
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
 makes an EAGLE head, a draft model, Medusa heads and an exit of them; the head goes on with texts to messages that the
-model wrote, too (recipes/own_prompts.py), then with texts at temperature 1, by what sampling rejects. Some hours on two cores. Each command goes on where it was stopped. `--card`
-measures what was trained on the prompts that are held out, for the table of benchmarks/trained/smollm2/README.md.
+model wrote, too (recipes/own_prompts.py), then with texts at temperature 1, by what sampling rejects. Some hours on two
+cores. Each command goes on where it was stopped. `--card` measures what was trained on the prompts that are held out,
+for the table of benchmarks/trained/smollm2/README.md.
 """
 
 from __future__ import annotations
