@@ -62,8 +62,8 @@ def elsewhere() -> str:
     speed = frame("chat-prompts-amx", "speed")
     told, asked = gains(speed[speed["arm"] == "default"]), amounts("chat-prompts-amx")
     return (
-        f" On a processor with AMX: {told}. Messages a kind, answers to each and most new tokens: {asked}. "
-        + sources("chat-prompts-amx")
+        f" On a processor with AMX, with the head that later learned more, at temperature 1: {told}. "
+        f"Messages a kind, answers to each and most new tokens: {asked}. " + sources("chat-prompts-amx")
     )
 
 

@@ -114,8 +114,16 @@ class Auto(DepthController):
 
     @property
     def prepares(self) -> bool:
-        """As of any controller; where requests share passes only if a model drafts: the others catch up if it pays."""
-        return self._model_drafts or self._load.drafting == 1
+        """As of any controller; where requests share passes only if a model drafts: the others catch up if it pays.
+
+        Alone, too, if rounds without drafts take more for it than trials may.
+        """
+        return self._model_drafts or (self._load.drafting == 1 and self._keeps_up)
+
+    @property
+    def _keeps_up(self) -> bool:
+        """Whether to have the target show in rounds without drafts what drafting reads of it, for trials to come."""
+        return self._load.read_seconds <= TRIAL_SHARE * self._plan.seconds[0]
 
     # -- what is estimated ---------------------------------------------------------------------------------------------
 
@@ -183,7 +191,7 @@ class Auto(DepthController):
         evidence = self._evidence
         early = 0.0 if evidence is self.own_evidence else EARLY_TRIAL_SHARE / (1 + evidence.drafted) ** 2
         share = evidence.undrafted * (TRIAL_SHARE + early)
-        if share < max(plan.trial_price, self._trial_price):
+        if not self._keeps_up or share < max(plan.trial_price, self._trial_price):
             return False
         self._trial_price = plan.trial_price + self._catch_up_seconds(load) / plan.seconds[0]
         if share < self._trial_price:

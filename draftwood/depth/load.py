@@ -18,8 +18,9 @@ class Load:
     `draft(rows)` and `verify(rows)` are the seconds of a drafted layer and of a target pass over so many rows, of all
     requests together. Of the requests, `drafting` decide like this one, which is among them; `others` do not, and have
     `rows` rows in the target pass. The draft models take `catch_up_seconds()` to read what they have not seen, before
-    they can draft, and `tokens_left()` tokens may still come. With `one_pass` the first layer's time is that of all.
-    Each request that drafts has `hypotheses` beams, whose rows a target pass has without any drafts.
+    they can draft, and `tokens_left()` tokens may still come. A round without drafts takes `read_seconds` more where
+    the target shows what drafting reads of it. With `one_pass` the first layer's time is that of all. Each request that
+    drafts has `hypotheses` beams, whose rows a target pass has without any drafts.
     """
 
     draft: Callable[[int], float] = lambda rows: NOMINAL_RATIO
@@ -29,6 +30,7 @@ class Load:
     rows: int = 0
     catch_up_seconds: Callable[[], float] = lambda: 0.0
     tokens_left: Callable[[], int] = lambda: 1 << 30
+    read_seconds: float = 0.0
     one_pass: bool = False
     hypotheses: int = 1
 

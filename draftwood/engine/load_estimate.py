@@ -11,6 +11,7 @@ from draftwood.engine.request import Request
 from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 from draftwood.runtime.session import Session
 
+READ_SECONDS = 1e-4  # nominal ones of a round that shows what drafting reads of the target
 COUNTS_SECONDS = 1e-8  # nominal ones for each token of the vocabulary, to draft below a beam from counts of n-grams
 
 
@@ -60,8 +61,8 @@ class LoadEstimate:
             rows,
             self.catch_up_seconds,
             self.tokens_left,
-            self._one_pass,
-            self._hypotheses,
+            one_pass=self._one_pass,
+            hypotheses=self._hypotheses,
         )
 
     def _nominal(self) -> Load:
@@ -76,6 +77,7 @@ class LoadEstimate:
             lambda rows: verify.seconds(rows, self._hypotheses),
             catch_up_seconds=lambda: self._unread_seconds(drafts),
             tokens_left=self.tokens_left,
+            read_seconds=READ_SECONDS if self._drafter.reads else 0.0,
             one_pass=self._one_pass,
             hypotheses=self._hypotheses,
         )
