@@ -167,11 +167,11 @@ def test_the_load_is_told_while_models_come_and_go(several: Several) -> None:
 
 
 def test_streams(several: Several) -> None:
-    other = openai.OpenAI(base_url=f"{several.url}/v1", api_key="k", max_retries=0)
-    for name in ("two", "one"):
-        chunks = other.completions.create(model=name, prompt=PROMPT, max_tokens=12, seed=3, stream=True)
-        assert "".join(chunk.choices[0].text for chunk in chunks) == several.text(name)
-    assert [model.id for model in other.models.list()] == ["one", "two", "org/three"]
+    with openai.OpenAI(base_url=f"{several.url}/v1", api_key="k", max_retries=0) as other:
+        for name in ("two", "one"):
+            chunks = other.completions.create(model=name, prompt=PROMPT, max_tokens=12, seed=3, stream=True)
+            assert "".join(chunk.choices[0].text for chunk in chunks) == several.text(name)
+        assert [model.id for model in other.models.list()] == ["one", "two", "org/three"]
 
 
 def test_a_model_that_cannot_be_loaded(places: dict[str, str], tmp_path: Path, copy_of_target: Path) -> None:
