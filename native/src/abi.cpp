@@ -49,9 +49,10 @@ template <class F> static int64_t drawn(int64_t n, double u, double* sum, F bloc
   if (sum) *sum = total;
   if (!(total > 0 && std::isfinite(total))) return -1;
   const double sought = u * total;
-  int64_t place = 0, last = 0;
-  while (before + sums[place] <= sought) before += sums[place++];  // ends: in the same order the sums reach the total
-  const int64_t first = place * DRAWN, count = std::min(DRAWN, n - first);
+  int64_t last = 0;
+  size_t place = 0;
+  while (place + 1 < sums.size() && before + sums[place] <= sought) before += sums[place++];
+  const int64_t first = static_cast<int64_t>(place) * DRAWN, count = std::min(DRAWN, n - first);
   const float* weight = block(first, count);
   for (int64_t i = 0; i < count; i++) {
     if (!(weight[i] > 0)) continue;

@@ -311,21 +311,6 @@ def test_where_passes_are_shared_nothing_is_kept_for_drafts_that_do_not_pay(
     assert controller.prepares is prepares
 
 
-@pytest.mark.parametrize(("read_seconds", "keeps_up"), [(0.0, True), (0.004, True), (0.02, False)])
-def test_what_trials_would_read_is_kept_where_that_takes_no_more_than_trials_may(
-    read_seconds: float, keeps_up: bool
-) -> None:
-    """In rounds without drafts of a request alone, whose pass takes a second; where it is not, none is tried."""
-    controller = requests_of(Auto(MOST), 1)[0]
-    load, tried = Load(*MACHINES["dear drafts"], read_seconds=read_seconds), 0
-    for number in range(600):
-        drafted = asked(controller, load)
-        assert controller.prepares is (keeps_up or drafted > 0)
-        tried += drafted if number > 200 else 0
-        controller.observe(a_round(0, drafted))
-    assert bool(tried) is keeps_up
-
-
 def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
     controller, load = Auto(MOST, lookup=True), Load(*MACHINES["weights are read"])
     known = controller.own_evidence

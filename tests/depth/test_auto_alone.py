@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_auto import MOST, STREAMS, a_round, asked, tokens
+from test_auto import MACHINES, MOST, STREAMS, a_round, asked, requests_of, tokens
 from torch import nn
 
 from draftwood.depth import Auto, DraftState, Load
@@ -166,3 +166,18 @@ def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None
     assert drafts(4) == [4, 1]
     assert drafts(0) == [4, 0]
     assert drafts(4, shared=False) == drafts(0, shared=False) == [4, 0]
+
+
+@pytest.mark.parametrize(("read_seconds", "keeps_up"), [(0.0, True), (0.004, True), (0.02, False)])
+def test_what_trials_would_read_is_kept_where_that_takes_no_more_than_trials_may(
+    read_seconds: float, keeps_up: bool
+) -> None:
+    """In rounds without drafts of a request alone, whose pass takes a second; where it is not, none is tried."""
+    controller = requests_of(Auto(MOST), 1)[0]
+    load, tried = Load(*MACHINES["dear drafts"], read_seconds=read_seconds), 0
+    for number in range(600):
+        drafted = asked(controller, load)
+        assert controller.prepares is (keeps_up or drafted > 0)
+        tried += drafted if number > 200 else 0
+        controller.observe(a_round(0, drafted))
+    assert bool(tried) is keeps_up
