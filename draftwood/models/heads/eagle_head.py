@@ -153,11 +153,6 @@ class EagleHead(TokenHead):
             )
         return super().program
 
-    def entry(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        if batch.hidden is not None and self.decoder.native and self.program.embeds_beside:
-            return batch.hidden, None
-        return super().entry(batch)
-
     def inputs(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
         """As the layers read them; native ones begin with what is given, beside embeddings as they are."""
         return (given if self.decoder.native else self.state(given)), embedded

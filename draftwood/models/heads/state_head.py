@@ -154,6 +154,10 @@ class TokenHead(StateHead):
                 "a head reads hidden states of its target; it cannot run alone as a draft model: use method eagle or "
                 "mtp, or drafter=eagle or drafter=mtp with beams and mcsd"
             )
+        if (program := self._program) is None and self.decoder.native:
+            program = self.program
+        if program is not None and program.embeds_beside:  # it does all by itself
+            return program.forward(batch, cache)
         return self.through(batch, cache, *self.entry(batch))
 
     def entry(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
