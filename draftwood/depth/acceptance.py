@@ -17,6 +17,7 @@ UNKNOWN_BIN = CONFIDENCE_BINS  # of layers whose confidence is not known, and of
 PRIOR_RATE = 0.7  # acceptance before anything was seen: rather high, so that drafting is tried
 DRAWN_BEAMS_RATE = 0.35  # the same of a layer of drawn beams, all of which must be accepted
 PRIOR_TRIALS = 4.0  # trials that such a guess counts for
+MEASURED_TRIALS = 24.0  # the same of what was measured in training, for a request that learns of its own rounds alone
 MAX_RATE = 0.985  # of a guess
 MAX_UNIT = 1e100  # of new trials, beyond which all counts are divided by it
 
@@ -61,9 +62,14 @@ class ConfidenceRates:
         weight = PRIOR_TRIALS * self.unit
         return (sum(self.accepted) + weight * prior) / (sum(self.tried) + weight)
 
-    def chances(self, guesses: Sequence[float] = (), prior: float = PRIOR_RATE) -> list[float]:
-        """Acceptance by bin, pulled towards a guess for each; without guesses towards the rate of all other bins."""
-        bins, weight = list(zip(self.accepted, self.tried, strict=True)), PRIOR_TRIALS * self.unit
+    def chances(
+        self, guesses: Sequence[float] = (), prior: float = PRIOR_RATE, trials: float = PRIOR_TRIALS
+    ) -> list[float]:
+        """Acceptance by bin, pulled towards a guess for each, which counts for so many trials.
+
+        Without guesses it is the rate of all other bins.
+        """
+        bins, weight = list(zip(self.accepted, self.tried, strict=True)), trials * self.unit
         accepted, tried = sum(self.accepted) + weight * prior, sum(self.tried) + weight
         guesses = guesses or [(accepted - a) / (tried - n) for a, n in bins]
         return [(a + weight * guess) / (n + weight) for (a, n), guess in zip(bins, guesses, strict=True)]
@@ -108,12 +114,12 @@ class SiblingAcceptance:
             if place < draws:
                 self.taken[place] += self.unit
 
-    def chances(self, max_width: int, prior: float = PRIOR_RATE) -> list[float]:
-        """The chance that one of 0, 1, ... `max_width` siblings is accepted.
+    def chances(self, max_width: int, prior: float = PRIOR_RATE, trials: float = PRIOR_TRIALS) -> list[float]:
+        """The chance that one of 0, 1, ... `max_width` siblings is accepted; the prior counts for so many trials.
 
         A place that was never met is held to be half as likely as the one before.
         """
-        chances, none_accepted, guess, weight = [0.0], 1.0, prior, PRIOR_TRIALS * self.unit
+        chances, none_accepted, guess, weight = [0.0], 1.0, prior, trials * self.unit
         for i in range(max_width):
             taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
             chance = (taken + weight * guess) / (met + weight)

@@ -18,6 +18,7 @@ from draftwood.depth.acceptance import (
     GREEDY_RATES,
     MAX_RATE,
     PRIOR_RATE,
+    PRIOR_TRIALS,
     SAMPLED_RATES,
     UNKNOWN_BIN,
     LayerRates,
@@ -87,6 +88,7 @@ class Auto(DepthController):
     shared_evidence: DraftEvidence = field(default_factory=DraftEvidence)
     needs: frozenset[str] = LOGITS | LOAD
     prior: float = PRIOR_RATE  # chance of a layer before any was seen
+    prior_trials: float = PRIOR_TRIALS  # that it counts for, for a request that learns of its own rounds alone
     guesses: Sequence[float] = tuple(GREEDY_RATES)  # the same by its confidence
     own_evidence: DraftEvidence = field(init=False, default_factory=DraftEvidence)
     rests: bool = field(init=False, default=False)
@@ -134,11 +136,12 @@ class Auto(DepthController):
         if last and evidence.rounds <= last.valid_until and evidence.drafted <= 2 * last.evidence + 2:
             return last
         prior, guesses = self._first_guess()
+        trials = PRIOR_TRIALS if self.shared or self.hypotheses > 1 else self.prior_trials
         plan = DraftPlan(
             load.counts,
-            evidence.rates.own.chances(guesses, prior),
-            evidence.rates.next.chances(prior=prior),
-            evidence.siblings.chances(max(self.widths), prior),
+            evidence.rates.own.chances(guesses, prior, trials),
+            evidence.rates.next.chances(prior=prior, trials=trials),
+            evidence.siblings.chances(max(self.widths), prior, trials),
             evidence.rounds + PLAN_ROUNDS * load.drafting,
             evidence.drafted,
         )

@@ -200,6 +200,7 @@ class HeadSource(StateSource):
     """
 
     _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [D] what the head made of it
+    _nans: Tensor | None = field(init=False, default=None)  # see `_widened`
     _right: set[int] = field(init=False, default_factory=set)  # nodes that were read with the target's states
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
@@ -249,11 +250,15 @@ class HeadSource(StateSource):
                     given[node] = last if parent == TRUNK else self._nodes[parent]
                     self._right.add(node)
                 else:
-                    own = last.new_full(last.shape, torch.nan)
-                    own[: len(self._own[parent])] = self._own[parent]
-                    given[node] = own
+                    given[node] = self._widened(self._own[parent], last)
                 node = parent
         return given
+
+    def _widened(self, own: Tensor, like: Tensor) -> Tensor:
+        """An own state [D] as long as one of the target's [W], with NaN behind it."""
+        if self._nans is None:
+            self._nans = like.new_full((len(like) - len(own),), torch.nan)
+        return torch.cat((own.to(like.dtype), self._nans))
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance`: rows that had the target's states stay, as the root's; those that had own ones go."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from draftwood.depth import Auto, DepthController, depth_text, parse_depth
-from draftwood.depth.acceptance import PRIOR_RATE
+from draftwood.depth.acceptance import MEASURED_TRIALS
 from draftwood.depth.rules import UNCAPPED
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
@@ -101,7 +101,8 @@ def controller(
         made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts) or not lookup
         made.hypotheses = hypotheses
         measured = getattr(undelegated(drafts[0].model), "acceptance", None) if drafts else None
-        made.prior = PRIOR_RATE if measured is None else measured
+        if measured is not None:
+            made.prior, made.prior_trials = measured, MEASURED_TRIALS
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

@@ -29,9 +29,9 @@ AMX_NUMBER_SECONDS = 5e-12  # the least for weights of 8 bits and less where til
 LAYER_SECONDS, NATIVE_LAYER_SECONDS = 1e-4, 5e-6  # of a layer beside, in PyTorch and in native kernels
 NATIVE_LAYER_ROW_SECONDS = 2e-6  # more of a layer in native kernels, for each row
 # Nominal seconds beside forwards
-TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 1.3e-4  # of a request that `auto` decides for, by whose pass
+TARGET_REQUEST_SECONDS, DRAFT_REQUEST_SECONDS = 2.5e-4, 5e-5  # of a request that `auto` decides for, by whose pass
 DRAFTED_SECONDS = 6e-5  # more of a request that has drafted
-TOKEN_SECONDS, DRAFT_TOKEN_SECONDS = 2e-9, 5e-9  # more for each token of the vocabulary: distributions are as long
+TOKEN_SECONDS, DRAFT_TOKEN_SECONDS = 2e-9, 3e-9  # more for each token of the vocabulary: distributions are as long
 SLOWER = {"amx": 3.0}  # as long take these by kernels: after a forward code and numbers lie in far caches
 DRAFTED_ROW_SHARE = 1 / 6  # of these, for each row behind a request's first
 # How measured seconds are followed

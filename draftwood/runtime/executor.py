@@ -145,7 +145,9 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         head |= run.logits
         layers.update(run.hidden)
         reads.update(run.reads)
-    hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
+    hidden = job.hidden
+    if hidden is not None and len(members) > 1:
+        hidden = torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
         tokens,
@@ -200,11 +202,12 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
 def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, float]:
     """A forward and its seconds."""
     device = session.cache.device
-    if device.type == "cuda":
+    on_cuda = device.type == "cuda"
+    if on_cuda:
         torch.cuda.synchronize(device)
     began = perf_counter()
     with threads.together():
         output = model.forward(batch, session.cache)
-    if device.type == "cuda":
+    if on_cuda:
         torch.cuda.synchronize(device)
     return output, perf_counter() - began

@@ -217,11 +217,10 @@ class Session:
         nodes, tokens, slots, positions, paths = zip(*rows, strict=True)
         seen = [position + 1 - len(path) for position, path in zip(positions, paths, strict=True)]
         segment = Segment(self.extent, slots, self._trunk_slot, seen, paths)
-        hidden = None
-        if start > 0:
-            hidden = torch.stack([self._hidden[slot] for slot in slots])
-        elif run.given is not None:
-            hidden = torch.stack([run.given[node] for node in nodes])
+        states = [self._hidden[slot] for slot in slots] if start > 0 else []
+        if start == 0 and run.given is not None:
+            states = [run.given[node] for node in nodes]
+        hidden = torch.stack(states) if len(states) > 1 else states[0][None] if states else None
         return ForwardJob(self, rows, tokens, positions, start, stop, segment, hidden)
 
     def store(self, job: ForwardJob, hidden: Tensor | None) -> None:
