@@ -247,6 +247,8 @@ class Auto(DepthController):
             goes_on = depth == 0
         elif state.ahead and self._copies:  # chosen already
             goes_on = depth < self.most
+        elif not (state.ahead or self._model_drafts):  # a model that would have too much to read before
+            goes_on = False
         else:
             goes_on = depth < self.most and self._plan.pays(depth, reach, state.ahead, self._load)
         if goes_on:
