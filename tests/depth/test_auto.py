@@ -214,15 +214,6 @@ def test_where_texts_must_repeat_the_prompt_alone_must_pay(behind: float, left: 
         assert asked(controller, Load(*MACHINES["weights are read"], catch_up_seconds=lambda: 1e9)) > 0
 
 
-def test_what_must_be_read_first_is_not_read_because_lookup_searches() -> None:
-    """Else a short answer to a long prompt would have the target show its states of the whole prompt once more."""
-    controller = Auto(MOST, lookup=True).repeatable()
-    load = Load(*MACHINES["weights are read"], catch_up_seconds=lambda: 50.0, tokens_left=lambda: 5)
-    controller.start(STREAMS, load)
-    assert not controller.rests and not controller.deeper(DraftState(0))
-    assert controller.deeper(DraftState(0, ahead=(0.9,)))  # what lookup has found needs nothing read
-
-
 def test_a_draft_that_was_measured_in_training_is_held_to_be_as_good_where_texts_must_repeat() -> None:
     """So it takes fewer rounds to see that it does not pay; where it does, it is drafted on."""
     load = Load(lambda rows: 0.1, lambda rows: 1 + 0.05 * rows)

@@ -11,6 +11,7 @@ from test_auto import MACHINES, MOST, STREAMS, a_round, asked, requests_of, toke
 from torch import nn
 
 from draftwood.depth import Auto, DraftState, Load
+from draftwood.depth.acceptance import MEASURED_TRIALS, PRIOR_TRIALS
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 
@@ -181,3 +182,27 @@ def test_what_trials_would_read_is_kept_where_that_takes_no_more_than_trials_may
         tried += drafted if number > 200 else 0
         controller.observe(a_round(0, drafted))
     assert bool(tried) is keeps_up
+
+
+def test_what_must_be_read_first_is_not_read_because_lookup_searches() -> None:
+    """Else a short answer to a long prompt would have the target show its states of the whole prompt once more."""
+    controller = Auto(MOST, lookup=True).repeatable()
+    load = Load(*MACHINES["weights are read"], catch_up_seconds=lambda: 50.0, tokens_left=lambda: 5)
+    controller.start(STREAMS, load)
+    assert not controller.rests and not controller.deeper(DraftState(0))
+    assert controller.deeper(DraftState(0, ahead=(0.9,)))  # what lookup has found needs nothing read
+
+
+def test_what_training_measured_outweighs_a_few_unlucky_rounds() -> None:
+    """A head that accepts half is not given up because its first dozen drafts fail; one that never does is."""
+    load = Load(lambda rows: 0.1, lambda rows: 1 + 0.1 * rows)
+
+    def drafted(trials: float) -> int:
+        controller = Auto(MOST, prior=0.5, prior_trials=trials).repeatable()
+        depths = []
+        for _ in range(100):
+            depths.append(asked(controller, load))
+            controller.observe(a_round(0, depths[-1]))
+        return sum(map(bool, depths))
+
+    assert drafted(PRIOR_TRIALS) < 15 and 30 < drafted(MEASURED_TRIALS) < 60

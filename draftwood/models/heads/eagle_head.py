@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.program import Program
-from draftwood.models.base import Batch, CausalModel
+from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
