@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -14,8 +15,9 @@ PROMPT = "Story: a fox"
 
 
 @pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+def client(served: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_completions(client: openai.OpenAI, served: Running) -> None:

@@ -48,8 +48,9 @@ def caller(long_target: Path, draft: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def client(caller: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{caller.url}/v1", api_key="k", max_retries=0)
+def client(caller: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{caller.url}/v1", api_key="k", max_retries=0) as client:
+        yield client
 
 
 @pytest.mark.parametrize("speculation", METHODS, ids=str)
@@ -289,8 +290,10 @@ def test_an_agent_with_a_real_model(smollm2: Path) -> None:
     """SmolLM2's template knows no tools: it is told of them, and the grammar does the rest."""
     where = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome", "Oslo"]}}, "required": ["city"]}
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": where}}]
-    with running(load(smollm2)) as found:
-        client = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+    with (
+        running(load(smollm2)) as found,
+        openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         talk: list[Any] = []
         for city in ("Paris", "Rome", "Oslo"):
             talk.append({"role": "user", "content": f"How is the weather in {city}?"})
