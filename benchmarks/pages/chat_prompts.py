@@ -57,7 +57,7 @@ def amounts(experiment: str) -> str:
 
 
 def earlier() -> str:
-    """The runs that the head was trained further after."""
+    """Which runs had the head as it was before its last run of training; empty where none had."""
     all_runs = documents("chat-prompts")
     runs = [f"`{document['run']}`" for document in all_runs if document["environment"]["began"] < LEARNED]
     return f" The head has learned more, at temperature 1, since {', '.join(runs)}." if runs else ""

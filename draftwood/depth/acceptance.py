@@ -67,7 +67,7 @@ class ConfidenceRates:
     ) -> list[float]:
         """Acceptance by bin, pulled towards a guess for each, which counts for so many trials.
 
-        Without guesses it is the rate of all other bins.
+        Without guesses a bin is pulled towards the rate of all other bins.
         """
         bins, weight = list(zip(self.accepted, self.tried, strict=True)), trials * self.unit
         accepted, tried = sum(self.accepted) + weight * prior, sum(self.tried) + weight

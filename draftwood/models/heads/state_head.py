@@ -156,7 +156,7 @@ class TokenHead(StateHead):
             )
         if (program := self._program) is None and self.decoder.native:
             program = self.program
-        if program is not None and program.embeds_beside:  # it does all by itself
+        if program is not None and program.embeds_beside:  # embeddings and states are its inputs: nothing to prepare
             return program.forward(batch, cache)
         return self.through(batch, cache, *self.entry(batch))
 
