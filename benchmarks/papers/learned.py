@@ -107,7 +107,7 @@ def exit_layer(study: Study, layers: int | None = None, depth: int = 1, way: Way
     taught: dict[str, Any] = study.paper.training["settings"]
     amount: dict[str, Any] = {"steps": study.steps, "batch": study.batch}
     settings = ExitSettings(**{**taught, **amount, "layers": layers, "depth": depth, "seed": SEED})
-    source = TextSource(data=study.models.given if way == "given" else str(texts_of(study, way)))
+    source = TextSource(data=study.models.given if way == "given" else str(texts_of(study, way)), whole=True)
     origins = study.models.origins["target"], settings.model_dump(), content(source.data)
     place = _place(study, f"exit-{layers}-{depth}-{way}", *origins)
     report = place / "report.json"

@@ -227,7 +227,11 @@ class Decoder(DecoderWeights):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: hidden [n, D] -> logits [n, V], in float32 unless the model is float64."""
-        out = self._head(hidden)
+        return self.normed_logits(self.normed(hidden))
+
+    def normed_logits(self, normed: Tensor) -> Tensor:
+        """The head alone: logits [n, V], as `logits`, of states [n, D] that are normalised."""
+        out = self._head(normed)
         return out if out.dtype == torch.float64 else out.float()
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -238,9 +242,9 @@ class Decoder(DecoderWeights):
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return NORMS[self.config.norm](x, weight, bias, self.config.rms_norm_eps)
 
-    def _head(self, hidden: Tensor) -> Tensor:
+    def _head(self, normed: Tensor) -> Tensor:
         cap = self.config.logit_softcap
-        out = self.parallel.gather(self.head(self.normed(hidden)), self.vocab_size)
+        out = self.parallel.gather(self.head(normed), self.vocab_size)
         if self.config.logit_scale != 1:
             out = out * self.config.logit_scale
         return out if cap is None else cap * torch.tanh(out / cap)
@@ -248,7 +252,7 @@ class Decoder(DecoderWeights):
     def train_forward(self, tokens: Tensor) -> Tensor:
         """Plain causal forward without a cache, differentiable: tokens [B, T] -> logits [B, T, V]."""
         texts = self.texts(tokens)
-        return self._head(self.train_layers(texts.x, 0, self.n_layers, texts))
+        return self._head(self.normed(self.train_layers(texts.x, 0, self.n_layers, texts)))
 
     def texts(self, tokens: Tensor, dtype: torch.dtype | None = None) -> TextPass:
         """Texts of tokens [B, T] for `train_layers`, one range of layers after the other, in `dtype` or the model's."""

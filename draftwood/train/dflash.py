@@ -17,6 +17,7 @@ from draftwood.models.heads.dflash_head import DFlashHead
 from draftwood.train.distillation import chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import DFlashSettings
+from draftwood.train.texts import tokens_of
 
 
 class DFlashRun(ExitRun):
@@ -81,26 +82,26 @@ class DFlashRun(ExitRun):
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(self.settings.block - 1)]
 
-    def counted(self, tokens: Tensor) -> list[Tensor]:
+    def counted(self, rows: Tensor) -> list[Tensor]:
         """For place k of a block the anchors [B, A] at which it counts: no text ends before the token, nor the row."""
-        anchors, end, places = self._anchors(tokens), tokens.shape[1], []
-        here = torch.ones(len(tokens), len(anchors), dtype=torch.bool, device=tokens.device)
+        anchors, end, places = self._anchors(rows), rows.shape[1], []
+        here, tokens = torch.ones(len(rows), len(anchors), dtype=torch.bool, device=rows.device), tokens_of(rows)
         for k in range(1, self.settings.block):
             before = tokens[:, (anchors + k - 1).clamp(max=end - 1)]
             here = here & ~self.texts.is_end(before) & (anchors + k < end)
-            places.append(here)
+            places.append(here & (rows[:, (anchors + k).clamp(max=end - 1)] >= 0))
         return places
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+    def _places(self, logits: Tensor, rows: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit, place by place; logits [B, A, block - 1, V].
 
         p is conditioned on tokens of the block that the head does not see, so q_k learns its mean.
         """
-        anchors, places = self._anchors(tokens), []
-        for k, here in enumerate(self.counted(tokens), 1):
-            at = (anchors + k).clamp(max=tokens.shape[1] - 1)
+        anchors, places = self._anchors(rows), []
+        for k, here in enumerate(self.counted(rows), 1):
+            at = (anchors + k).clamp(max=rows.shape[1] - 1)
             log_p = None if answer is None else answer[:, at - 1][here]
-            places.append((chosen(logits.flatten(1, 2), here, k - 1, logits.shape[2]), tokens[:, at][here], log_p))
+            places.append((chosen(logits.flatten(1, 2), here, k - 1, logits.shape[2]), rows[:, at][here], log_p))
         return places
 
 

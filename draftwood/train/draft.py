@@ -19,7 +19,7 @@ from draftwood.models.heads.pruned import PrunedDraft, check_kept, save
 from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import STATE, ExitRun, Place
 from draftwood.train.settings import DraftSettings
-from draftwood.train.texts import Tokens
+from draftwood.train.texts import Tokens, tokens_of
 
 COVERED = 0.98  # of the texts' tokens that the draft knows unless told otherwise
 
@@ -80,7 +80,7 @@ class DraftRun(ExitRun):
 
     def _losses(self, drafts: Sequence[PrunedDraft], rows: Tokens) -> list[Tensor]:
         """How far each draft's distributions are from the target's, on rows of tokens."""
-        tokens = torch.from_numpy(rows.astype(np.int64)).to(self.target.device)
+        tokens = tokens_of(torch.from_numpy(rows.astype(np.int64)).to(self.target.device))
         self.exit = drafts[0]  # all have the same tokens
         ids, answer = self._read(tokens, True)
         assert answer is not None
@@ -107,11 +107,11 @@ class DraftRun(ExitRun):
         ids: Tensor = self.exit.place[tokens]
         return ids
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+    def _places(self, logits: Tensor, rows: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit, in the draft's tokens; log p is not renormalised to them."""
-        (here,) = self.counted(tokens)
+        (here,) = self.counted(rows)
         draft: PrunedDraft = self.exit
-        ahead = draft.place[tokens[:, 1:][here]]
+        ahead = draft.place[rows[:, 1:][here]]
         ahead = ahead.masked_fill(ahead == len(draft.words), UNKNOWN)
         log_p = None if answer is None else answer[:, :-1][here][:, draft.words]
         return [(chosen(logits, here), ahead, log_p)]

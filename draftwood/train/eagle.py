@@ -18,6 +18,7 @@ from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
+from draftwood.train.texts import tokens_of
 
 
 class EagleRun(ExitRun):
@@ -66,36 +67,36 @@ class EagleRun(ExitRun):
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(self.settings.unroll)]
 
-    def _ahead(self, tokens: Tensor) -> Tensor:
+    def _ahead(self, rows: Tensor) -> Tensor:
         """The tokens from the second on [B, T - 1], by their number in the head's vocabulary, or UNKNOWN."""
-        words, ahead = self.exit.head.words, tokens[:, 1:]
+        words, ahead = self.exit.head.words, tokens_of(rows)[:, 1:]
         if words is None:
             return ahead
-        place = torch.full((self.target.vocab_size,), UNKNOWN, device=tokens.device)
-        place[words] = torch.arange(len(words), device=tokens.device)
+        place = torch.full((self.target.vocab_size,), UNKNOWN, device=rows.device)
+        place[words] = torch.arange(len(words), device=rows.device)
         return place[ahead]
 
-    def counted(self, tokens: Tensor) -> list[Tensor]:
+    def counted(self, rows: Tensor) -> list[Tensor]:
         """As for an exit, for each step: where all tokens that the steps before it draft are in the vocabulary."""
-        (here,) = super().counted(tokens)
-        known, each = self._ahead(tokens) != UNKNOWN, []
+        (here,) = super().counted(rows)
+        known, each = self._ahead(rows) != UNKNOWN, []
         for _ in range(self.settings.unroll):
             here = here[:, 1:]
             each.append(here)
             here = here & known[:, : here.shape[1]]
         return each
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+    def _places(self, logits: Tensor, rows: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
 
         With a restricted vocabulary log p is not renormalised to it.
         """
-        words, ahead, places = self.exit.head.words, self._ahead(tokens), []
+        words, ahead, places = self.exit.head.words, self._ahead(rows), []
         if words is not None and answer is not None:
             answer = answer[..., words]
-        for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
+        for k, (predicted, here) in enumerate(zip(logits, self.counted(rows), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((chosen(rows, here, k - 1), ahead[:, k:][here], log_p))
+            places.append((chosen(predicted, here, k - 1), ahead[:, k:][here], log_p))
         return places
 
 

@@ -28,7 +28,7 @@ from draftwood.train.distillation import UNKNOWN, chosen, distillation_loss
 from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
 from draftwood.train.target_states import PlainReader, TargetReader
-from draftwood.train.texts import Texts, Tokens
+from draftwood.train.texts import Texts, Tokens, tokens_of
 from draftwood.util import plots
 
 STATE = "run.safetensors"
@@ -192,13 +192,13 @@ class ExitRun(TrainingRun):
         total = 0.0
         parts = np.split(rows[rank.number :: rank.count], settings.accumulate)
         for number, part in enumerate(parts):
-            tokens = torch.from_numpy(part).to(place)
-            hidden, answer = self._read(tokens, settings.distill > 0)
+            learned = torch.from_numpy(part).to(place)
+            hidden, answer = self._read(tokens_of(learned), settings.distill > 0)
             alone = rank.count > 1 and number + 1 < len(parts)
             with self._forward.no_sync() if alone else nullcontext():
                 with self._autocast():
                     logits = self._forward(hidden)
-                loss = self.loss(logits.float(), tokens, answer, places)
+                loss = self.loss(logits.float(), learned, answer, places)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         mean = float(rank.sum(total, place)) / rank.count
@@ -215,28 +215,29 @@ class ExitRun(TrainingRun):
         """The fewest tokens of a row of which every head can learn: one that is read, then those that are drafted."""
         return len(self.factors) + 1
 
-    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
+    def loss(self, logits: Tensor, rows: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
         """sum_k factor_k L_k, L_k the mean over places of `distillation_loss`.
 
         The mean is a sum by `places`[k], so that the losses of a step's parts add up. logits as the module gives them,
-        tokens [B, T], answer = log p [B, T, V] of the next token.
+        rows [B, T] as of `Texts`, answer = log p [B, T, V] of the next token.
         """
         loss, settings = logits.new_zeros(()), self.settings
-        each = zip(self.factors, places, self._places(logits, tokens, answer), strict=True)
-        for factor, count, (rows, ahead, log_p) in each:
-            one = distillation_loss(rows, ahead, log_p, settings.distill, settings.divergence)
+        each = zip(self.factors, places, self._places(logits, rows, answer), strict=True)
+        for factor, count, (predicted, ahead, log_p) in each:
+            one = distillation_loss(predicted, ahead, log_p, settings.distill, settings.divergence)
             loss = loss + factor / count * one
         return loss
 
-    def counted(self, tokens: Tensor) -> list[Tensor]:
-        """For each head the places [B, T - 1] of tokens [B, T] that count: all but padding (an end after an end)."""
-        ends = self.texts.is_end(tokens)
-        return [~(ends[:, 1:] & ends[:, :-1])]
+    def counted(self, rows: Tensor) -> list[Tensor]:
+        """For each head the places [B, T - 1] of rows [B, T] that count: where the next token is to be learned and is
+        no padding (an end after an end)."""
+        ends = self.texts.is_end(tokens_of(rows))
+        return [~(ends[:, 1:] & ends[:, :-1]) & (rows[:, 1:] >= 0)]
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+    def _places(self, logits: Tensor, rows: Tensor, answer: Tensor | None) -> list[Place]:
         """For each head, at the places that count: logits [n, V], the token to predict [n], log p [n, V] or None."""
-        (here,) = self.counted(tokens)
-        return [(chosen(logits, here), tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
+        (here,) = self.counted(rows)
+        return [(chosen(logits, here), rows[:, 1:][here], None if answer is None else answer[:, :-1][here])]
 
     @torch.no_grad()
     def measure(self, rows: int = 4) -> dict[str, float]:
@@ -253,11 +254,11 @@ class ExitRun(TrainingRun):
         ranked = np.zeros((len(self.factors), min(RECORDED_RANKS, self.target.vocab_size)))
         for first in range(rank.number * rows, len(self.texts.held_out), rank.count * rows):
             part = self.texts.held_out[first : first + rows].astype(np.int64)
-            tokens = torch.from_numpy(part).to(device)
-            hidden, answer = self._read(tokens, True)
+            learned = torch.from_numpy(part).to(device)
+            hidden, answer = self._read(tokens_of(learned), True)
             with self._autocast():
                 logits = self.exit.train_forward(hidden)
-            for k, (each, ahead, log_p) in enumerate(self._places(logits.float(), tokens, answer)):
+            for k, (each, ahead, log_p) in enumerate(self._places(logits.float(), learned, answer)):
                 assert log_p is not None
                 log_q = torch.log_softmax(each, -1)
                 sums[k, 0] += F.nll_loss(log_q, ahead, reduction="sum").item()

@@ -15,6 +15,7 @@ from draftwood.models.heads.medusa import Heads, save
 from draftwood.train.distillation import chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import HeadSettings
+from draftwood.train.texts import tokens_of
 
 
 class HeadRun(ExitRun):
@@ -65,21 +66,21 @@ class HeadRun(ExitRun):
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(1, self.settings.heads + 1)]
 
-    def counted(self, tokens: Tensor) -> list[Tensor]:
+    def counted(self, rows: Tensor) -> list[Tensor]:
         """As for an exit, without places where a text ends before the predicted token: nothing is drafted there."""
-        places, here, goes_on = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool), ~self.texts.is_end(tokens)
+        places, here, goes_on = [], torch.ones_like(rows[:, 1:], dtype=torch.bool), ~self.texts.is_end(tokens_of(rows))
         for k in range(1, self.settings.heads + 1):
             here = here[:, :-1] & goes_on[:, k:-1]
-            places.append(here)
+            places.append(here & (rows[:, k + 1 :] >= 0))
         return places
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+    def _places(self, logits: Tensor, rows: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit; logits [K, B, T, V]. log p is that of the token k places ahead of the next.
 
         p is conditioned on tokens that the head does not see, so q_k learns its mean.
         """
         places = []
-        for k, here in enumerate(self.counted(tokens), 1):
+        for k, here in enumerate(self.counted(rows), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            places.append((chosen(logits[k - 1], here), tokens[:, k + 1 :][here], log_p))
+            places.append((chosen(logits[k - 1], here), rows[:, k + 1 :][here], log_p))
         return places

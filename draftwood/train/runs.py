@@ -18,6 +18,7 @@ import torch
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints import checkpoint
+from draftwood.models.memory_budget import free_bytes
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.card import Origin, write_card
 from draftwood.train.exit_layer import ExitRun, Rank, plot
@@ -74,12 +75,11 @@ def prepare(
     kind.settled(model, settings).check(rank.count)  # before texts are read
     words, ends = Tokenizer.load(directory), checkpoint.end_tokens(directory)
     sizes = min(source.context, model.context), source.rows, source.held_out
-    texts = read_texts(
-        data, words, min(ends, default=0), *sizes, settings.seed, model.vocab_size, ends | words.end_tokens
-    )
+    ended = ends | words.end_tokens
+    texts = read_texts(data, words, min(ends, default=0), *sizes, settings.seed, model.vocab_size, ended, source.whole)
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     packed = checkpoint.load(directory, dtype, place) if place == "cpu" and not model.recurrent_shapes else None
-    reader = PackedReader(packed) if packed is not None and packed.by_program else None
+    reader = PackedReader(packed, free_bytes(packed.device) // 2) if packed is not None and packed.by_program else None
     return kind(model, texts, settings, out, rank, reader), Origin(directory, target is None, settings, source)
 
 

@@ -153,6 +153,9 @@ class TextSource(BaseModel):
         json_schema_extra={"metavar": "FILE|corpus"},
     )
     context: int = Field(default=256, ge=2, description="Tokens per row.")
+    whole: bool = Field(
+        default=False, description="Learn to draft prompts too, where texts say what is their prompt; else answers."
+    )
     rows: Count = Field(default=20_000, description="Most rows to train on; then they are repeated.")
     held_out: Count = Field(default=32, description="Rows for measurement, not trained on.")
 

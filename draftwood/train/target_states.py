@@ -50,35 +50,58 @@ class PlainReader:
 
 
 class PackedReader:
-    """Reads a target whose matrices are packed; its rows lie in a cache of their own, which every call overwrites."""
+    """Reads a target whose matrices are packed; its rows lie in a cache of their own, which every call overwrites.
 
-    def __init__(self, packed: Decoder) -> None:
-        self.packed = packed
+    States are kept for the next time that a row is read, in up to `room` bytes: then only the output layer is computed.
+    Other rows have the same bits.
+    """
+
+    def __init__(self, packed: Decoder, room: int = 0) -> None:
+        self.packed, self.room = packed, room
         self.cache = packed.new_cache()
         self.extents: list[Extent] = []
+        self._kept: dict[tuple[bytes, tuple[int, ...]], Tensor] = {}
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, layers: Sequence[int], answered: bool) -> Read:
+        last = self.packed.n_layers
+        wanted = tuple(sorted({*layers, *([last] if answered else [])}))
+        if not wanted:
+            return {}, None
+        keys = [(row.numpy().tobytes(), wanted) for row in tokens]
+        found = {key: self._kept[key] for key in keys if key in self._kept}
+        missing = [number for number, key in enumerate(keys) if key not in found]
+        if missing:
+            for number, row in zip(missing, self._states(tokens[missing], wanted), strict=True):
+                found[keys[number]] = row
+                if keys[number] not in self._kept and row.nbytes <= self.room:
+                    self._kept[keys[number]] = row.clone()
+                    self.room -= row.nbytes
+        rows = torch.stack([found[key] for key in keys])
+        states = dict(zip(wanted, rows.unbind(1), strict=True))
+        if not answered:
+            return states, None
+        logits = self.packed.normed_logits(states[last].flatten(0, 1))
+        return states, torch.log_softmax(logits, -1).view(*tokens.shape, -1)
+
+    def _states(self, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
+        """The states [B, L, T, D] after so many layers of rows of tokens [B, T]."""
         count, length = tokens.shape
         while self.extents and self.extents[-1].capacity < length:
             self.cache.release(self.extents.pop())
         while len(self.extents) < count:
             self.extents.append(self.cache.lend(length))
         segments = [Segment.causal(extent, 0, length) for extent in self.extents[:count]]
-        last = self.packed.n_layers
-        stop = None if answered or last in layers else max(layers, default=0)
+        stop = None if layers[-1] == self.packed.n_layers else layers[-1]
         batch = Batch.of(
             self.packed,
             tokens.flatten().tolist(),
             [*range(length)] * count,
             segments,
-            states=tuple(sorted(set(layers) - {stop})),
+            states=layers if stop is None else layers[:-1],
             stop=stop,
-            head=answered,
+            head=False,
         )
-        out = self.packed(batch, self.cache)[: count * length]
-        states = {layer: rows[: count * length] for layer, rows in batch.kept.items()}
-        if stop is not None:
-            states[stop] = out
-        shaped = {layer: rows.view(count, length, -1) for layer, rows in states.items()}
-        return shaped, torch.log_softmax(out, -1).view(count, length, -1) if answered else None
+        out = self.packed(batch, self.cache)
+        each = [out if layer == stop else batch.kept[layer] for layer in layers]
+        return torch.stack([rows[: count * length].view(count, length, -1) for rows in each], 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
-from draftwood.models.text.text_files import texts_of
+from draftwood.models.text.text_files import prompted_texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import filled, mixed
 from draftwood.train.prompts import CORPUS
@@ -28,6 +28,7 @@ Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 class Texts:
     """Rows of `context` tokens: those to train on [R, context] and those held out [H, context].
 
+    A token of which nothing is to be learned, as of a prompt, is there as ~token, below 0 (`tokens_of`).
     `digest` tells data apart, so that a run is only resumed with what it began with. `end` is between texts and fills
     rows; `ends` are all tokens that the model may end a text with.
     """
@@ -43,13 +44,18 @@ class Texts:
         return torch.isin(tokens, torch.tensor([self.end, *sorted(self.ends)], device=tokens.device))
 
     def frequent(self, count: int | None = None, share: float = 1.0) -> Tensor:
-        """The `count` most frequent tokens [n] of the training rows, in order; None: the fewest that make a `share`."""
-        counts = np.bincount(self.train.ravel())
+        """The `count` most frequent tokens [n] to learn, in order; None: the fewest that make a `share` of them."""
+        counts = np.bincount(self.train[self.train >= 0])
         often = np.argsort(-counts, kind="stable")
         if count is None:
             reached = np.cumsum(counts[often]) >= share * counts.sum()
             count = 1 + int(reached.argmax())
         return torch.from_numpy(np.sort(often[:count]))
+
+
+def tokens_of(rows: Tensor) -> Tensor:
+    """The tokens of rows, in which those of which nothing is learned are ~token."""
+    return torch.where(rows < 0, ~rows, rows)
 
 
 def read_texts(
@@ -62,10 +68,12 @@ def read_texts(
     seed: int = 0,
     vocabulary: int | None = None,
     ends: frozenset[int] = frozenset(),
+    whole: bool = True,
 ) -> Texts:
     """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file.
 
-    `end` is put behind texts that do not end in one of `ends`.
+    `end` is put behind texts that do not end in one of `ends`. Unless they are learned `whole`, nothing is learned of
+    prompts, and rows that would hold nothing else are left out.
 
     A .jsonl file has an object with text, messages or tokens in each line; any other file is one text. Every twentieth
     text, or piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used, and for tokens
@@ -82,9 +90,10 @@ def read_texts(
         return Texts(packed("train", rows), packed("held-out", held_out), f"{CORPUS}-{seed}", end, ends)
     path = Path(data)
     pieces = [
-        piece[start : start + context]
-        for piece in documents_of(path, tokenizer, end, vocabulary, ends)
-        for start in range(0, len(piece), context)
+        piece
+        for document in documents_of(path, tokenizer, end, vocabulary, ends, whole)
+        for start in range(0, len(document), context)
+        if max(piece := document[start : start + context]) >= 0
     ]
     if len(pieces) < 2:
         raise ConfigurationError(
@@ -98,24 +107,25 @@ def read_texts(
         _array(itertools.islice(filled(iter(part), context, end), count), context)
         for part, count in ((rest, rows), (apart, held_out))
     )
-    return Texts(train, held_out_rows, sha256(path.read_bytes()).hexdigest()[:16], end, ends)
+    return Texts(train, held_out_rows, sha256(path.read_bytes() + b"answers" * (not whole)).hexdigest()[:16], end, ends)
 
 
 def documents_of(
-    path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None, ends: frozenset[int]
+    path: Path, tokenizer: Tokenizer, end: int, vocabulary: int | None, ends: frozenset[int], whole: bool = True
 ) -> Iterator[list[int]]:
     """Token ids of each text of a file, with `end` behind it unless it ends in that or one of `ends`.
 
-    ConfigurationError for a token beyond the `vocabulary`.
+    Unless it is `whole`, its prompt's tokens are ~token. ConfigurationError for a token beyond the `vocabulary`.
     """
-    for tokens in texts_of(path, tokenizer):
+    for tokens, prompt in prompted_texts_of(path, tokenizer):
         if vocabulary is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise ConfigurationError(
                 f"{path} has tokens outside of the model's vocabulary of {vocabulary}; "
                 "give text, or tokens of this model"
             )
         if tokens:
-            yield tokens if tokens[-1] in {end, *ends} else [*tokens, end]
+            marked = tokens if whole else [*(~token for token in tokens[:prompt]), *tokens[prompt:]]
+            yield marked if marked[-1] in {end, *ends} else [*marked, end]
 
 
 def _array(rows: Iterator[list[int]], context: int) -> Tokens:

@@ -20,7 +20,7 @@ from draftwood.engine import calibration
 from draftwood.engine.calibration import Int4Calibration, own_rows, timed
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
-from draftwood.models.text.text_files import texts_of
+from draftwood.models.text.text_files import prompted_texts_of, texts_of
 from draftwood.models.text.tokenizer import Tokenizer
 
 WORDS = Tokenizer.load(EMBEDDED / "target")
@@ -48,6 +48,23 @@ def test_files_hold_text_conversations_and_tokens(tmp_path: Path) -> None:
     expected = [words.encode("A fox"), [5, 6], words.encode("<user>Hi", add_special=False)]
     assert list(texts_of(path, words)) == expected
     assert Int4Calibration.read(path, words).tokens == tuple(chain(*expected))
+
+
+def test_prompts_are_told_from_answers(tmp_path: Path) -> None:
+    """By `prompt_tokens`, or by the answer that ends a conversation."""
+    path = tmp_path / "mine.jsonl"
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A fox"}]
+    lines: list[object] = [{"tokens": [5, 6, 7], "prompt_tokens": 2}, {"messages": talk}, {"messages": talk[:1]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    words = Tokenizer(WORDS.backend, "it", {"chat_template": template + "{{ '<assistant>' if add_generation_prompt }}"})
+    given, answered, asked = prompted_texts_of(path, words)
+    assert (given, asked[1]) == (([5, 6, 7], 2), 0)
+    assert words.decode(answered[0][: answered[1]]) == "<user>Hi<assistant>"
+    assert words.decode(answered[0][answered[1] :]).strip() == "A fox"
+    path.write_text('{"tokens": [5], "prompt_tokens": 2}', "utf-8")
+    with pytest.raises(draftwood.ConfigurationError, match="prompt_tokens 2, but 1 tokens; give how many"):
+        list(texts_of(path, words))
 
 
 def test_tokens_beside_a_text_are_those_of_the_text(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_places_end_where_texts_do(tmp_path: Path) -> None:
     tokens = torch.tensor([row])
     assert job._anchors(tokens).tolist() == [0, 4]
     assert [here[0].tolist() for here in job.counted(tokens)] == [[True, True]] * 3
+    of_answer = torch.cat((~tokens[:, :3], tokens[:, 3:]), 1)
+    assert [here[0].tolist() for here in job.counted(of_answer)] == [[False, True], [False, True], [True, True]]
     job._first = 2
     assert job._anchors(tokens).tolist() == [2, 6]
     assert [here[0].tolist() for here in job.counted(tokens)] == [[True, True], [False, True], [False, False]]

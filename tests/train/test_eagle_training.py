@@ -58,6 +58,17 @@ def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> 
     assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
 
 
+def test_tokens_of_prompts_are_read_but_not_learned(tmp_path: Path) -> None:
+    """The second step drafts a token behind the one that the first drafted, which may be the prompt's last."""
+    job = run(tmp_path, vocabulary=12)
+    known = job.exit.head.words.tolist()
+    other = next(token for token in range(1, VOCAB) if token not in known)
+    one, two, three = [token for token in known if token][:3]
+    first, second = job.counted(torch.tensor([[~one, ~two, ~three, one, other, two, three]]))
+    assert first[0].tolist() == [False, True, True, True, True]
+    assert second[0].tolist() == [True, True, False, True]
+
+
 def test_a_run_begins_with_a_trained_head_of_another_vocabulary(tmp_path: Path) -> None:
     small = run(tmp_path / "small", vocabulary=12, steps=40)
     list(small.train(100, 40, torch.float32))

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from own_texts import own_texts
 
 import draftwood
@@ -34,7 +35,7 @@ from draftwood.train.exit_layer import ExitRun, Rank
 from draftwood.train.heads import HeadRun
 from draftwood.train.resumable import Schedule
 from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings
-from draftwood.train.texts import Texts, read_texts
+from draftwood.train.texts import Texts, read_texts, tokens_of
 
 VOCAB, END = 23, 0
 
@@ -158,6 +159,28 @@ def test_held_out_texts_are_not_trained_on(tmp_path: Path) -> None:
     long = read_texts(str(tmp_path / "long.txt"), words, 0, 16, 100, 100)
     assert len(long.train) > 10 and len(long.held_out) == 1
     assert found.digest != long.digest
+
+
+def test_answers_alone_are_learned_of_texts_with_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    lines = [{"tokens": [i + 5] * 4 + [i + 105] * 2, "prompt_tokens": 4} for i in range(20)]
+    lines.insert(3, {"tokens": [99] * 40, "prompt_tokens": 39})  # two rows hold nothing but its prompt
+    path.write_text("\n".join(map(json.dumps, lines)))
+    words = Tokenizer.load(EMBEDDED / "target")
+    whole, answers = (read_texts(str(path), words, 0, 16, 100, 100, whole=each) for each in (True, False))
+    assert whole.digest != answers.digest
+    assert (whole.train == 99).sum() == 40 and (~answers.train == 99).sum() == 7 and (answers.train == 99).sum() == 1
+    assert {*np.unique(answers.train[answers.train >= 0])} == {0, 99, *range(105, 125)} - {123}
+    assert answers.frequent(3).tolist()[0] == 0 and min(answers.frequent(4).tolist()[1:]) >= 105
+
+    rows = torch.tensor([[~3, ~4, ~3, 6, 7, END, END, ~5, 8]])
+    assert tokens_of(rows).tolist() == [[3, 4, 3, 6, 7, END, END, 5, 8]]
+    job = ExitRun(decoder(), replace(texts(), train=rows.numpy()), with_(batch=1), tmp_path)
+    assert job.counted(rows)[0].tolist() == [[False, False, True, True, True, False, False, True]]
+    read, _ = job._read(tokens_of(rows), False)
+    nats = F.cross_entropy(job.exit.train_forward(read)[0, [2, 3, 4, 7]], torch.tensor([6, 7, END, 8]))
+    assert job.step()["loss"] == pytest.approx(float(nats.detach()), rel=1e-5)
+    assert np.isfinite(job.measure()["loss"])
 
 
 def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ def test_places_behind_any_end_do_not_count(tmp_path: Path) -> None:
     seen = [here[0].tolist() for here in job.counted(tokens)]
     assert seen[0] == [True, True, False, True, True, True, False, False]
     assert seen[1] == [True, False, False, True, True, False, False]
+    of_answer = tokens.clone()
+    of_answer[:, :6] = ~of_answer[:, :6]
+    for head, here in enumerate(job.counted(of_answer), 1):  # the head of state t drafts the token t + head + 1
+        assert here[0].tolist() == [one and t + head + 1 >= 6 for t, one in enumerate(seen[head - 1])]
     (of_exit,) = ExitRun.counted(job, tokens)
     assert of_exit[0].tolist() == [True] * 7 + [False] * 2
 

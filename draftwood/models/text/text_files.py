@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,17 @@ from draftwood.util.safe_parsing import lines_of, parse_json
 
 
 def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
-    """Token ids of each text of a file.
+    """Token ids of each text of a file, as `prompted_texts_of` reads it."""
+    return (tokens for tokens, _ in prompted_texts_of(path, tokenizer))
+
+
+def prompted_texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[tuple[list[int], int]]:
+    """Token ids of each text of a file, and how many of them are its prompt's; 0 where nothing says so.
 
     A line of a .jsonl file is an object with `tokens`, `messages` (a conversation, for the model's chat template) or
-    `text`; any other file is one text. Tokens beside a text must be its tokens: another model's are refused. Without a
-    tokenizer there can be tokens only. Raises ConfigurationError.
+    `text`; any other file is one text. `prompt_tokens` counts those of the prompt; of a conversation that the model has
+    the last word in, all before that are. Tokens beside a text must be its tokens: another model's are refused. Without
+    a tokenizer there can be tokens only. Raises ConfigurationError.
     """
     try:
         content = path.read_text("utf-8")
@@ -26,7 +32,7 @@ def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
         raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts") from None
     if path.suffix != ".jsonl":
         if content.strip():
-            yield _encoded(content, tokenizer, str(path))
+            yield _encoded(content, tokenizer, str(path)), 0
         return
     for number, line in enumerate(lines_of(content), 1):
         where = f"{path}, line {number},"
@@ -41,9 +47,11 @@ def texts_of(path: Path, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
         if isinstance(tokens, list) and all(type(token) is int for token in tokens):
             if tokenizer is not None and isinstance(text, str):
                 _check_tokens(tokens, text, tokenizer, where)
-            yield tokens
-        elif isinstance(messages, list) or isinstance(text, str):
-            yield _encoded(messages if isinstance(messages, list) else text, tokenizer, where)
+            yield tokens, _prompt_tokens(known, len(tokens), where)
+        elif isinstance(messages, list):
+            yield (tokens := _encoded(messages, tokenizer, where)), _asked(messages, tokens, tokenizer)
+        elif isinstance(text, str):
+            yield _encoded(text, tokenizer, where), 0
         else:
             raise ConfigurationError(f"{where} has neither text nor messages nor tokens; give one of them")
 
@@ -60,6 +68,24 @@ def _check_tokens(tokens: list[int], text: str, tokenizer: Tokenizer, where: str
             f"{where} has tokens that are not its text in the model's vocabulary: another model wrote them; have this "
             "one write text (`draftwood train corpus`), or leave tokens out, so that the text is encoded"
         )
+
+
+def _prompt_tokens(entry: Mapping[str, Any], tokens: int, where: str) -> int:
+    """The number of the prompt's tokens that an entry of so many tokens names; 0 where it names none."""
+    prompt = entry.get("prompt_tokens", 0)
+    if type(prompt) is not int or not 0 <= prompt <= tokens:
+        raise ConfigurationError(
+            f"{where} has prompt_tokens {prompt!r}, but {tokens} tokens; give how many of them are the prompt's"
+        )
+    return prompt
+
+
+def _asked(messages: Sequence[Any], tokens: list[int], tokenizer: Tokenizer | None) -> int:
+    """The tokens of a conversation before the answer that ends it; 0 where it ends in none."""
+    if tokenizer is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
+        return 0
+    asked = tokenizer.chat(messages[:-1])
+    return len(asked) if tokens[: len(asked)] == asked else 0
 
 
 def _encoded(text: Any, tokenizer: Tokenizer | None, where: str) -> list[int]:
