@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.errors import ModelError
@@ -114,6 +115,20 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
     if not (scale.isfinite().all() and shift.isfinite().all()):
         raise ModelError("weights that are not finite, or too large for float16, cannot be quantised; leave out int4")
     return Grouped(codes.T.contiguous(), scale, shift)
+
+
+def trained_rounded(weight: Tensor) -> Tensor:
+    """A matrix [N, K] rounded to four bits a weight, with the gradient of the matrix itself (Bengio et al. 2013).
+
+    The codes of each group reach from its least to its largest weight.
+    """
+    with torch.no_grad():
+        n, k = weight.shape
+        groups = F.pad(weight, (0, -k % GROUP_SIZE), mode="replicate").view(n, -1, GROUP_SIZE)
+        low, high = groups.aminmax(dim=-1, keepdim=True)
+        scale, shift = _rounded((high - low) / MAX_CODE), _rounded(low)
+        error = (_codes(groups, scale, shift).mul_(scale).add_(shift) - groups).view(n, -1)[:, :k]
+    return weight + error
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

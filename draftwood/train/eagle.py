@@ -15,6 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle import load, save
 from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.quantise import trained_rounded
 from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
@@ -40,11 +41,12 @@ class EagleRun(ExitRun):
         head = EagleHead.of(self.target, words=known)
         if self.settings.start is not None:
             begin_with(head, load(self.settings.start, self.target, packed=False), self.target)
-        return _Steps(head, self.settings.unroll)
+        return _Steps(head, self.settings.unroll, self.settings.quantize is not None)
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
         head = self.exit.head
-        save(head.weights(), self.out, self.facts["target"], head.reads, stored, trained=trained)
+        whose, quantize = self.facts["target"], self.settings.quantize
+        save(head.weights(), self.out, whose, head.reads, stored, quantize, trained=trained)
 
     @property
     def reads(self) -> Sequence[int]:
@@ -132,16 +134,26 @@ def begin_with(head: EagleHead, trained: EagleHead, target: Decoder) -> None:
 class _Steps(nn.Module):
     """A head as `ExitRun` trains one."""
 
-    def __init__(self, head: EagleHead, steps: int) -> None:
+    def __init__(self, head: EagleHead, steps: int, rounded: bool) -> None:
         super().__init__()
-        self.head, self.steps = head, steps
+        self.head, self.steps, self.rounded = head, steps, rounded
 
     @property
     def dtype(self) -> torch.dtype:
         return self.head.dtype
 
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return self.head.train_forward(states, tokens, self.steps)
+
     def train_forward(self, read: tuple[Tensor, Tensor]) -> Tensor:
-        return self.head.train_forward(*read, self.steps)
+        """Logits, as those of an `EagleHead`; matrices are rounded if it is trained for that."""
+        matrices = {
+            f"{name}.weight": trained_rounded(module.weight)
+            for name, module in (self.named_modules() if self.rounded else ())
+            if isinstance(module, nn.Linear)
+        }
+        logits: Tensor = torch.func.functional_call(self, matrices, read)
+        return logits
 
     def weights(self) -> dict[str, Tensor]:
         return self.head.weights()

@@ -12,6 +12,7 @@ from draftwood.util.config import Count
 
 Precision = Literal["bfloat16", "float32"]
 Divergence = Literal["kl", "tv"]
+Rounding = Literal["int4"]
 MAX_HEADS = 16
 
 
@@ -92,6 +93,11 @@ class EagleSettings(TrainSettings):
         json_schema_extra={"usual": "all"},
     )
     decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k has weight X^(k-1).")
+    quantize: Rounding | None = Field(
+        default=None,
+        description="Train for four bits a weight, int4, in which the head is then held beside a quantised target.",
+        json_schema_extra={"metavar": "int4", "usual": "eight bits, for which nothing is trained"},
+    )
     start: str | None = Field(
         default=None,
         min_length=1,

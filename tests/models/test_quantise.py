@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.quantise import GROUP_SIZE, MAX_CODE, quantise
+from draftwood.models.quantise import GROUP_SIZE, MAX_CODE, quantise, trained_rounded
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -79,6 +79,21 @@ def test_the_last_group_may_be_short() -> None:
         assert made.codes.shape == made.weight().shape == weight.shape and made.scale.shape == (24, 3)
         assert (made.weight() - weight).abs().max() < 0.4
     assert torch.equal(quantise(weight[:, :64]).codes, quantise(weight).codes[:, :64])
+
+
+def test_training_sees_rounded_weights_and_their_own_gradient() -> None:
+    """Each group is divided from its least to its largest weight; the short one, too."""
+    weight = drawn(5, 70).requires_grad_()
+    seen = trained_rounded(weight)
+    for start in (0, 32, 64):
+        group, rounded = weight[:, start : start + 32].detach(), seen[:, start : start + 32].detach()
+        step = (group.amax(1, keepdim=True) - group.amin(1, keepdim=True)) / MAX_CODE
+        assert ((rounded - group).abs() <= 0.51 * step + 2e-3).all()
+        assert max(len(set(row)) for row in rounded.half().tolist()) <= MAX_CODE + 1
+    assert (seen - weight).abs().max() > 0.05
+    factors = drawn(5, 70, seed=8)
+    (seen * factors).sum().backward()
+    assert weight.grad is not None and torch.equal(weight.grad, factors)
 
 
 def test_equal_weights_give_equal_codes_and_stay_as_they_are() -> None:

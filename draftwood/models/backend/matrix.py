@@ -151,16 +151,21 @@ def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") ->
 
 
 def held_alike(
-    module: nn.Module, dtype: torch.dtype, device: torch.device, quantize: str | None = None
+    module: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: str | None = None,
+    beside_quantised: str = "int8",
 ) -> Holder | None:
     """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target.
 
-    `quantize`: "int8", "int4" (rounded without calibration), "none", or None: int8 beside quantised native matrices,
+    `quantize`: "int8", "int4" (rounded without calibration), "none", or None: `beside_quantised` native matrices that,
     where a head in float32 would cost a large part of the target's pass, else none.
     """
     native = isinstance(module, NativeMatrix)
     if quantize is None:
-        quantize = "int8" if isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS else NOT_QUANTISED
+        quantised = isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS
+        quantize = beside_quantised if quantised else NOT_QUANTISED
     hold = holder(dtype, device, None if quantize == NOT_QUANTISED else quantize, "native" if native else "pytorch")
     return _in_four_bits if quantize == "int4" else hold
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.models.backend.matrix import held_alike, pack
+from draftwood.models.backend.matrix import QUANTISATIONS, held_alike, pack
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
@@ -27,11 +27,17 @@ def save(
     target: str,
     reads: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
+    quantize: str | None = None,
     **about: Any,
 ) -> None:
-    """Write a head into a directory. `target`: the target's fingerprint; `about`: how the head was made."""
+    """Write a head into a directory.
+
+    `target`: the target's fingerprint; `quantize`: how its matrices are held beside quantised ones, if it was trained
+    for that; `about`: how the head was made.
+    """
     made = {name: part.to(dtype) if part.is_floating_point() else part for name, part in weights.items()}
-    Artifact(KIND, {"target": target}, {"reads": list(reads)}, made, about).save(directory / FILE)
+    settings = {"reads": list(reads), **({} if quantize is None else {"quantize": quantize})}
+    Artifact(KIND, {"target": target}, settings, made, about).save(directory / FILE)
 
 
 def load(directory: str | Path, target: CausalModel, packed: bool = True) -> EagleHead:
@@ -46,7 +52,8 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
     whose = fingerprint(decoder)
     file = artifact.load(path, KIND, target=whose)
     tensors, reads = dict(file.tensors), file.settings.get("reads")
-    if not isinstance(reads, list):
+    quantize = file.settings.get("quantize", "int8")
+    if not isinstance(reads, list) or quantize not in QUANTISATIONS:
         raise artifact.damaged(path, KIND)
     check_reads(reads, decoder)
     words = tensors.pop("words", None)
@@ -56,15 +63,18 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
     made.words = words
     made.acceptance = file.acceptance
     try:
-        return finished(made, tensors, decoder, packed)
+        return finished(made, tensors, decoder, packed, quantize)
     except RuntimeError as error:
         raise artifact.damaged(path, KIND) from error
 
 
-def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, packed: bool) -> EagleHead:
+def finished(
+    made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, packed: bool, quantize: str = "int8"
+) -> EagleHead:
     """Give a head on the meta device its weights, in the dtypes and on the device of a target.
 
-    `packed`: pack matrices for a CPU. RuntimeError where the weights do not fit.
+    `packed`: pack matrices for a CPU, beside quantised ones as `quantize` says. RuntimeError where the weights do not
+    fit.
     """
     place, dtype = target.device, target.dtype
     state = {name: part.to(place, dtype) for name, part in tensors.items()}
@@ -75,7 +85,7 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
     made.requires_grad_(False).eval()
     if packed:
         made.tell_states_apart()
-        pack(made, held_alike(target.head, dtype, place, target.draft_quantize))
+        pack(made, held_alike(target.head, dtype, place, target.draft_quantize, quantize))
     return made
 
 

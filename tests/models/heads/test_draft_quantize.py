@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from conftest import Command
 from native_library import needs_native
 from torch import nn
@@ -16,12 +19,17 @@ from draftwood import Engine
 from draftwood.engine.loading import EMBEDDED
 from draftwood.explain.terminal import origins
 from draftwood.models.backend.native import NativeMatrix
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.quantise import trained_rounded
+from draftwood.train.eagle import EagleRun
+from draftwood.train.settings import EagleSettings
+from draftwood.train.texts import Texts
 
 PROMPT = "Story: In Corfe there lived a sailor called"
 HEADS = ("eesd", "eagle", "medusa")
 
 
-def held(engine: Engine, method: str) -> list[str]:
+def held(engine: Engine, method: str | dict[str, Any]) -> list[str]:
     """The kinds of the matrices of what drafts for a method, but not those that it shares with the target."""
     (model,) = engine.method(method).models(engine.target, engine.drafts)
     own = {id(part) for part in engine.target.modules()}  # type: ignore[attr-defined]
@@ -74,6 +82,31 @@ def test_draft_models_are_held_as_asked(
     assert tuple(model.layers[0].mixer.qkv.kind for model in models) == kinds
     assert engine.names.get("draft_quantize") == options.get("draft_quantize")
     assert [(home / "int4").exists() for home in (copy_of_target, own)] == [kind == "int4" for kind in kinds]
+
+
+@needs_native
+def test_a_head_that_was_trained_for_four_bits_is_held_so_beside_a_quantised_target(tmp_path: Path) -> None:
+    target = checkpoint.load(EMBEDDED / "target", "float32", "cpu", packed=False)
+    rows = np.random.default_rng(0).integers(3, 300, (6, 24)).astype(np.int32)
+    settings = EagleSettings(steps=2, batch=2, warmup=1, precision="float32", unroll=2, quantize="int4")
+    run = EagleRun(target, Texts(rows[:4], rows[4:], "made up", 0), settings, tmp_path)
+    list(run.train(10, 10, torch.float32))
+    method = {"name": "eagle", "head": str(tmp_path)}
+    for options, kind in (
+        ({"quantize": "int8"}, "int4"),
+        ({"quantize": "int8", "draft_quantize": "int8"}, "int8"),
+        ({}, "float32"),
+    ):
+        assert held(draftwood.load(EMBEDDED / "target", **options), method) == [kind]
+    tokens = torch.from_numpy(rows[4:]).long()
+    read, _ = run._read(tokens, False)
+    rounded = copy.deepcopy(run.exit.head)
+    with torch.no_grad():
+        for part in rounded.modules():
+            if isinstance(part, nn.Linear):
+                part.weight.copy_(trained_rounded(part.weight))
+        torch.testing.assert_close(run.exit.train_forward(read), rounded.train_forward(*read, 2))
+        assert not torch.allclose(run.exit.train_forward(read), run.exit.head.train_forward(*read, 2), atol=1e-2)
 
 
 def test_without_the_native_kernels_heads_are_rounded_likewise() -> None:

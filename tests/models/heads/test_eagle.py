@@ -209,6 +209,8 @@ def test_bad_trained_heads_are_refused(tmp_path: Path) -> None:
     known = artifact.load(tmp_path / eagle.FILE, "eagle")
     replace(known, settings={}).save(tmp_path / eagle.FILE)
     refused(tmp_path, "is damaged .* make it again with `draftwood train eagle`")
+    replace(known, settings={"reads": [1], "quantize": "int3"}).save(tmp_path / eagle.FILE)
+    refused(tmp_path, "is damaged .* make it again with `draftwood train eagle`")
     replace(known, settings={"reads": [9]}).save(tmp_path / eagle.FILE)
     refused(tmp_path, "after layers 9, but a target of 4 layers can be read after 1 to 3")
     replace(known, tensors={}).save(tmp_path / eagle.FILE)
