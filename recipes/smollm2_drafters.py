@@ -2,14 +2,15 @@
 
 The model writes texts to the prompts of recipes/shared_prompts.py, by `draftwood train corpus`, and `draftwood train`
 makes an EAGLE head, a draft model, Medusa heads and an exit of them; the head goes on with texts to messages that the
-model wrote, too (recipes/own_prompts.py), then with texts at temperature 1, by what sampling rejects. Some hours on two
-cores. Each command goes on where it was stopped. `--card` measures what was trained on the prompts that are held out,
-for the table of benchmarks/trained/smollm2/README.md.
+model wrote, too (recipes/own_prompts.py), then with texts at temperature 1, by what sampling rejects, then with answers
+alone and weights of four bits. Some hours on two cores. Each command goes on where it was stopped. `--card` measures
+what was trained on the prompts that are held out, for the table of benchmarks/trained/smollm2/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,72 +18,89 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwood.models.text.tokenizer import Tokenizer
 from recipes import own_prompts
 from recipes.real_models import SMOLLM2, fetch
 from recipes.shared_prompts import split, write
 
-TEXTS = ("--chat", "--max-new-tokens", "224", "--concurrency", "32")
-SAMPLES = (("544", "1"), ("695", "0.8"), ("695", "0.8"), ("695", "0.8"))  # texts of each seed, their temperature
 OWN_PROMPTS = 4000  # messages that the model writes
-OWN_TEXTS = ("--chat", "--max-new-tokens", "144", "--concurrency", "32")
-OWN_SAMPLES = (("1823", "0.8"), ("700", "0"))  # texts to the second half of the messages, and to the first
-SAMPLED_TEXTS, SAMPLED_SEED = ("2472", "1"), 21  # of the last run of the head
-ROWS = ("--distill", "0.9", "--held-out", "8", "--save-every", "40", "--measure-every", "40")
+LONGEST, SHORT = 512, 200  # tokens of a text, and of a prompt, where answers alone are learned
+WHOLE = ("--whole", "--distill", "0.9", "--held-out", "8")
+SAVING = ("--save-every", "40", "--measure-every", "40")
 CARD_TOKENS = 48
 DRAFTED = 3  # tokens a round, of which a card tells how many were accepted
 
 
 @dataclass(frozen=True)
+class Writing:
+    """Texts that the model writes: so many, to which prompts, at what temperature, of how many tokens at most."""
+
+    prompts: str
+    count: int
+    temperature: float
+    tokens: int
+    seed: int
+
+
+SHARED = [Writing("train", 544, 1, 224, 0), *(Writing("train", 695, 0.8, 224, seed) for seed in (1, 2, 3))]
+TEXTS: Mapping[str, Sequence[Writing]] = {
+    "shared": SHARED,
+    "own": [*SHARED, Writing("own-second-half", 1823, 0.8, 144, 11), Writing("own-first-half", 700, 0, 144, 12)],
+    "sampled": [Writing("train", 2472, 1, 224, 21)],
+    "answers": [
+        Writing("train", 1248, 1, 224, 31),
+        Writing("short", 900, 1, 256, 41),
+        Writing("own-first-half", 1000, 1, 256, 51),
+        Writing("own-second-half", 200, 0, 256, 61),
+        Writing("short", 250, 0, 256, 62),
+    ],
+}
+
+
+@dataclass(frozen=True)
 class DrafterRecipe:
-    """One training: the arguments of its command, and the method that drafts with it."""
+    """One drafter: the command that trains it, its runs, and the method that drafts with it.
+
+    A run has texts and arguments; each begins with what the one before made.
+    """
 
     command: str
-    arguments: Sequence[str]
+    runs: Sequence[tuple[str, str]]
     method: Mapping[str, Any]
     option: str | None = None  # of the method, that names its directory; None: it is loaded as a draft model
-    further: Sequence[str] = ()  # arguments of a second run, which begins with what the first one made
-    sampled: Sequence[str] = ()  # of a third run, on texts at temperature 1
 
 
+EAGLE = "--unroll 3 --batch 4 --vocabulary"
+BY_TV = "--distill 1 --divergence tv"
 DRAFTERS = {
     "eagle": DrafterRecipe(
         "eagle",
-        ("--vocabulary", "3840", "--unroll", "3", "--steps", "2200", "--batch", "4", "--warmup", "40"),
+        (
+            ("shared", f"{EAGLE} 3840 --steps 2200 --warmup 40"),
+            ("own", f"{EAGLE} 6144 --steps 1150 --warmup 40 --rate 7e-4"),
+            ("sampled", f"{EAGLE} 8192 --steps 1600 --warmup 20 --rate 5e-4 {BY_TV} --held-out 32"),
+            (
+                "answers",
+                f"--unroll 3 --batch 2 --context {LONGEST} --vocabulary 8192 --steps 3600 {BY_TV} --quantize int4",
+            ),
+        ),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",
-        (
-            "--vocabulary",
-            "6144",
-            "--unroll",
-            "3",
-            "--steps",
-            "1150",
-            "--batch",
-            "4",
-            "--warmup",
-            "40",
-            "--rate",
-            "7e-4",
-        ),
-        (
-            *("--vocabulary", "8192", "--unroll", "3", "--steps", "1600", "--batch", "4", "--warmup", "20"),
-            *("--rate", "5e-4", "--distill", "1", "--divergence", "tv", "--held-out", "32"),
-        ),
     ),
     "draft": DrafterRecipe(
         "draft",
-        ("--layers", "2", "--vocabulary", "8192", "--steps", "60", "--batch", "4", "--warmup", "6", "--rate", "1e-3"),
+        (("shared", "--layers 2 --vocabulary 8192 --steps 60 --batch 4 --warmup 6 --rate 1e-3"),),
         {"name": "speculative", "gamma": DRAFTED, "depth": "fixed"},
     ),
     "heads": DrafterRecipe(
         "medusa",
-        ("--heads", "2", "--shared", "--steps", "40", "--batch", "2", "--warmup", "4"),
+        (("shared", "--heads 2 --shared --steps 40 --batch 2 --warmup 4"),),
         {"name": "medusa"},
         "heads",
     ),
     "exit": DrafterRecipe(
         "eesd",
-        ("--layers", "3", "--steps", "40", "--batch", "2", "--warmup", "4"),
+        (("shared", "--layers 3 --steps 40 --batch 2 --warmup 4"),),
         {"name": "eesd", "gamma": DRAFTED, "depth": "fixed"},
         "exit",
     ),
@@ -91,53 +109,51 @@ DRAFTERS = {
 
 def train(data: Path, work: Path, only: Sequence[str]) -> None:
     """Write the texts and train the drafters that are named, each into a directory of WORK."""
-    target, texts = fetch(SMOLLM2), work / "texts.jsonl"
+    target = fetch(SMOLLM2)
     write(data, work / "prompts")
-    parts = [work / f"texts-{seed}.jsonl" for seed in range(len(SAMPLES))]
-    for seed, (part, sample) in enumerate(zip(parts, SAMPLES, strict=True)):
-        write_texts(target, work / "prompts" / "train.jsonl", sample, seed, part, TEXTS)
-    join(parts, texts)
     for name in only:
-        made, out = DRAFTERS[name], work / name
-        first = work / f"{name}-first" if made.further else out
-        draftwood(made.command, target, "--data", texts, *ROWS, *made.arguments, "--out", first)
-        if made.further:
-            more, second = own_texts(target, texts, work), work / f"{name}-second" if made.sampled else out
-            draftwood(made.command, target, "--data", more, *ROWS, *made.further, "--start", first, "--out", second)
-        if made.sampled:
-            drawn = work / "sampled-texts.jsonl"
-            write_texts(target, work / "prompts" / "train.jsonl", SAMPLED_TEXTS, SAMPLED_SEED, drawn, TEXTS)
-            draftwood(made.command, target, "--data", drawn, *ROWS, *made.sampled, "--start", second, "--out", out)
+        made, start = DRAFTERS[name], tuple[str, ...]()
+        for number, (texts, arguments) in enumerate(made.runs, 1):
+            out = work / (name if number == len(made.runs) else f"{name}-{number}")
+            whole = () if texts == "answers" else WHOLE
+            given = "--data", texts_of(texts, target, work), *whole, *SAVING, *arguments.split(), *start
+            draftwood(made.command, target, *given, "--out", out)
+            start = "--start", str(out)
 
 
-def own_texts(target: Path, texts: Path, work: Path) -> Path:
-    """A file of `texts`, and of those that the model writes to messages of its own."""
-    messages, more = work / "own-prompts.jsonl", work / "more-texts.jsonl"
-    if not messages.is_file():
-        own_prompts.write(str(target), OWN_PROMPTS, messages)
-    lines = messages.read_text("utf-8").splitlines(keepends=True)
-    halves = lines[len(lines) // 2 :], lines[: len(lines) // 2]
-    parts = [work / f"own-texts-{number}.jsonl" for number in range(len(halves))]
-    for number, (part, half, sample) in enumerate(zip(parts, halves, OWN_SAMPLES, strict=True)):
-        prompts = work / f"own-prompts-{number}.jsonl"
-        prompts.write_text("".join(half), "utf-8")
-        write_texts(target, prompts, sample, 11 + number, part, OWN_TEXTS)
-    join([texts, *parts], more)
-    return more
+def texts_of(name: str, target: Path, work: Path) -> Path:
+    """The file of the texts of a name, of which those are written that are not there."""
+    whole, parts = work / f"{name}.jsonl", list[Path]()
+    for each in TEXTS[name]:
+        parts.append(part := work / f"texts-{each.seed}.jsonl")
+        how = f"--count {each.count} --temperature {each.temperature} --max-new-tokens {each.tokens} --seed {each.seed}"
+        prompts = prompts_of(each.prompts, target, work)
+        draftwood("corpus", target, "--prompts", prompts, *how.split(), "--chat", "--concurrency", "32", "--out", part)
+    lines = [line for part in parts for line in part.read_text("utf-8").splitlines(keepends=True)]
+    if name == "answers":  # a row holds one whole
+        lines = [line for line in lines if len(json.loads(line)["tokens"]) <= LONGEST]
+    whole.write_text("".join(lines), "utf-8")
+    return whole
 
 
-def write_texts(
-    target: Path, prompts: Path, sample: tuple[str, str], seed: int, out: Path, options: Sequence[str]
-) -> None:
-    """Have the model write so many texts at a temperature."""
-    count, temperature = sample
-    how = ("--count", count, "--temperature", temperature, *options, "--seed", str(seed))
-    draftwood("corpus", target, "--prompts", prompts, *how, "--out", out)
-
-
-def join(parts: Sequence[Path], whole: Path) -> None:
-    """Put the lines of files one after the other."""
-    whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+def prompts_of(name: str, target: Path, work: Path) -> Path:
+    """A file of prompts: all to train on, the short ones of them, or half of the messages that the model wrote."""
+    path, everything = work / "prompts" / f"{name}.jsonl", work / "prompts" / "train.jsonl"
+    if path.is_file():
+        return path
+    if name == "short":
+        words = Tokenizer.load(target)
+        lines = everything.read_text("utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if len(words.chat(json.loads(line)["messages"])) <= SHORT]
+    else:
+        messages = work / "own-prompts.jsonl"
+        if not messages.is_file():
+            own_prompts.write(str(target), OWN_PROMPTS, messages)
+        lines = messages.read_text("utf-8").splitlines(keepends=True)
+        half = len(lines) // 2
+        kept = lines[:half] if name == "own-first-half" else lines[half:]
+    path.write_text("".join(kept), "utf-8")
+    return path
 
 
 def draftwood(command: str, target: Path, *arguments: str | Path) -> None:

@@ -117,18 +117,20 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
     return Grouped(codes.T.contiguous(), scale, shift)
 
 
-def trained_rounded(weight: Tensor) -> Tensor:
-    """A matrix [N, K] rounded to four bits a weight, with the gradient of the matrix itself (Bengio et al. 2013).
+@torch.no_grad()
+def divide(weight: Tensor) -> Grouped:
+    """Quantise a matrix [N, K] whose training saw it so: the codes of each group divide its range evenly."""
+    n, k = weight.shape
+    groups = F.pad(weight.float(), (0, -k % GROUP_SIZE), mode="replicate").view(n, -1, GROUP_SIZE)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale, shift = ((high - low) / MAX_CODE).half(), low.half()
+    codes = _codes(groups, scale.float(), shift.float()).view(n, -1)[:, :k]
+    return Grouped(codes.to(torch.uint8), scale[..., 0], shift[..., 0])
 
-    The codes of each group reach from its least to its largest weight.
-    """
-    with torch.no_grad():
-        n, k = weight.shape
-        groups = F.pad(weight, (0, -k % GROUP_SIZE), mode="replicate").view(n, -1, GROUP_SIZE)
-        low, high = groups.aminmax(dim=-1, keepdim=True)
-        scale, shift = _rounded((high - low) / MAX_CODE), _rounded(low)
-        error = (_codes(groups, scale, shift).mul_(scale).add_(shift) - groups).view(n, -1)[:, :k]
-    return weight + error
+
+def seen_divided(weight: Tensor) -> Tensor:
+    """The matrix that `divide` makes of one, with the gradient of the matrix itself (Bengio et al. 2013)."""
+    return weight + (divide(weight).weight() - weight.detach())
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

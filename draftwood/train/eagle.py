@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle import load, save
 from draftwood.models.heads.eagle_head import EagleHead
-from draftwood.models.quantise import trained_rounded
+from draftwood.models.quantise import seen_divided
 from draftwood.train.distillation import UNKNOWN, chosen
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
@@ -148,7 +148,7 @@ class _Steps(nn.Module):
     def train_forward(self, read: tuple[Tensor, Tensor]) -> Tensor:
         """Logits, as those of an `EagleHead`; matrices are rounded if it is trained for that."""
         matrices = {
-            f"{name}.weight": trained_rounded(module.weight)
+            f"{name}.weight": seen_divided(module.weight)
             for name, module in (self.named_modules() if self.rounded else ())
             if isinstance(module, nn.Linear)
         }

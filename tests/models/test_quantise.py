@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.quantise import GROUP_SIZE, MAX_CODE, quantise, trained_rounded
+from draftwood.models.quantise import GROUP_SIZE, MAX_CODE, divide, quantise, seen_divided
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -84,13 +84,16 @@ def test_the_last_group_may_be_short() -> None:
 def test_training_sees_rounded_weights_and_their_own_gradient() -> None:
     """Each group is divided from its least to its largest weight; the short one, too."""
     weight = drawn(5, 70).requires_grad_()
-    seen = trained_rounded(weight)
+    seen = seen_divided(weight)
     for start in (0, 32, 64):
         group, rounded = weight[:, start : start + 32].detach(), seen[:, start : start + 32].detach()
         step = (group.amax(1, keepdim=True) - group.amin(1, keepdim=True)) / MAX_CODE
         assert ((rounded - group).abs() <= 0.51 * step + 2e-3).all()
         assert max(len(set(row)) for row in rounded.half().tolist()) <= MAX_CODE + 1
     assert (seen - weight).abs().max() > 0.05
+    torch.testing.assert_close(divide(weight).weight(), seen.detach(), atol=1e-6, rtol=0)
+    equal = torch.full((2, 40), 0.3)
+    assert torch.equal(divide(equal).weight(), equal.half().float())
     factors = drawn(5, 70, seed=8)
     (seen * factors).sum().backward()
     assert weight.grad is not None and torch.equal(weight.grad, factors)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import PLAIN_KINDS, NativeMatrix
 from draftwood.models.modules import ExactLinear
-from draftwood.models.quantise import GROUP_SIZE, quantise
+from draftwood.models.quantise import GROUP_SIZE, divide, quantise
 from draftwood.util.native_library import unavailable
 
 log = logging.getLogger(__name__)
@@ -155,19 +155,25 @@ def held_alike(
     dtype: torch.dtype,
     device: torch.device,
     quantize: str | None = None,
-    beside_quantised: str = "int8",
+    trained: str = "int8",
 ) -> Holder | None:
     """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target.
 
-    `quantize`: "int8", "int4" (rounded without calibration), "none", or None: `beside_quantised` native matrices that,
-    where a head in float32 would cost a large part of the target's pass, else none.
+    `quantize`: "int8", "int4" (rounded without calibration), "none", or None: beside quantised native matrices, where a
+    head in float32 would cost a large part of the target's pass, as it is `trained` for, int8 or int4; else none.
     """
     native = isinstance(module, NativeMatrix)
     if quantize is None:
         quantised = isinstance(module, NativeMatrix) and module.kind not in PLAIN_KINDS
-        quantize = beside_quantised if quantised else NOT_QUANTISED
+        if quantised and trained == "int4":
+            return _divided
+        quantize = "int8" if quantised else NOT_QUANTISED
     hold = holder(dtype, device, None if quantize == NOT_QUANTISED else quantize, "native" if native else "pytorch")
     return _in_four_bits if quantize == "int4" else hold
+
+
+def _divided(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    return NativeMatrix(divide(weight), bias)
 
 
 def _in_four_bits(weight: Tensor, bias: Tensor | None) -> nn.Module:

@@ -20,7 +20,7 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.explain.terminal import origins
 from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.checkpoints import checkpoint
-from draftwood.models.quantise import trained_rounded
+from draftwood.models.quantise import seen_divided
 from draftwood.train.eagle import EagleRun
 from draftwood.train.settings import EagleSettings
 from draftwood.train.texts import Texts
@@ -104,7 +104,7 @@ def test_a_head_that_was_trained_for_four_bits_is_held_so_beside_a_quantised_tar
     with torch.no_grad():
         for part in rounded.modules():
             if isinstance(part, nn.Linear):
-                part.weight.copy_(trained_rounded(part.weight))
+                part.weight.copy_(seen_divided(part.weight))
         torch.testing.assert_close(run.exit.train_forward(read), rounded.train_forward(*read, 2))
         assert not torch.allclose(run.exit.train_forward(read), run.exit.head.train_forward(*read, 2), atol=1e-2)
 
