@@ -50,9 +50,9 @@ TEXTS: Mapping[str, Sequence[Writing]] = {
     "answers": [
         Writing("train", 1248, 1, 224, 31),
         Writing("short", 900, 1, 256, 41),
-        Writing("own-first-half", 1000, 1, 256, 51),
-        Writing("own-second-half", 200, 0, 256, 61),
-        Writing("short", 250, 0, 256, 62),
+        Writing("own-first-half", 1024, 1, 256, 51),
+        Writing("own-second-half", 160, 0, 256, 61),
+        Writing("short", 260, 0, 256, 62),
     ],
 }
 
@@ -72,6 +72,7 @@ class DrafterRecipe:
 
 EAGLE = "--unroll 3 --batch 4 --vocabulary"
 BY_TV = "--distill 1 --divergence tv"
+ANSWERS = f"{BY_TV} --quantize int4 --context {LONGEST} --held-out 20"
 DRAFTERS = {
     "eagle": DrafterRecipe(
         "eagle",
@@ -79,10 +80,7 @@ DRAFTERS = {
             ("shared", f"{EAGLE} 3840 --steps 2200 --warmup 40"),
             ("own", f"{EAGLE} 6144 --steps 1150 --warmup 40 --rate 7e-4"),
             ("sampled", f"{EAGLE} 8192 --steps 1600 --warmup 20 --rate 5e-4 {BY_TV} --held-out 32"),
-            (
-                "answers",
-                f"--unroll 3 --batch 2 --context {LONGEST} --vocabulary 8192 --steps 3600 {BY_TV} --quantize int4",
-            ),
+            ("answers", f"--unroll 3 --batch 2 --vocabulary 8192 --steps 3500 --warmup 40 --rate 3.5e-4 {ANSWERS}"),
         ),
         {"name": "eagle", "gamma": DRAFTED, "depth": "fixed"},
         "head",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import harmonic_mean
+
 import pandas as pd
 
 from benchmarks.kinds.chat_prompts import ALL
@@ -9,7 +11,7 @@ from benchmarks.kinds.files import THEIRS
 from benchmarks.pages.tables import documents, frame, markdown, pivoted, rate, sources, span, times, value
 from benchmarks.pairs import GROWN_REAL
 
-LEARNED = "2026-11-29"  # when the head's last run of training was over
+LEARNED = "2026-11-30T03"  # when the head's last run of training was over
 KINDS = ("chat", "maths", "code", "summary", ALL)
 
 
@@ -31,7 +33,7 @@ each and most new tokens: {amounts("chat-prompts")}.
 {table(speed)}
 
 How many times as fast as plain decoding the default is, by kind of text and over all: {gains(default)}.
-At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times that: drafts, rows, prompts take the rest.
+{together(speed)}At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times that: drafts, rows, prompts take the rest.
 
 {sources("chat-prompts")}{earlier()}{elsewhere()}{beams()}"""
 
@@ -43,6 +45,21 @@ def gains(default: pd.DataFrame) -> str:
         by_kind, (over_all,) = (rows[(rows["kind"] == ALL) == whole]["speed_up"] for whole in (False, True))
         result.append(f"`{run}`, T = {temperature:g}: {span(by_kind)}, over all {times(over_all, True)}")
     return "; ".join(result)
+
+
+def together(speed: pd.DataFrame) -> str:
+    """The default over both temperatures, as many tokens of each; empty where one was not measured."""
+    runs = ("greedy", "sampled")
+    rows = speed[(speed["kind"] == ALL) & speed["run"].isin(runs)]
+    plain, default = (
+        [value(each) for each in rows.loc[rows["arm"] == arm, "tokens_per_second"]] for arm in ("plain", "default")
+    )
+    if len(default) < len(runs):
+        return ""
+    return (
+        f"Over {' and '.join(f'`{run}`' for run in runs)} together, as many tokens of each: "
+        f"{times(harmonic_mean(default) / harmonic_mean(plain))}. "
+    )
 
 
 def lost(default: pd.DataFrame) -> list[float]:
@@ -60,7 +77,7 @@ def earlier() -> str:
     """Which runs had the head as it was before its last run of training; empty where none had."""
     all_runs = documents("chat-prompts")
     runs = [f"`{document['run']}`" for document in all_runs if document["environment"]["began"] < LEARNED]
-    return f" The head has learned more, at temperature 1, since {', '.join(runs)}." if runs else ""
+    return f" The head has learned more, and is held in four bits, since {', '.join(runs)}." if runs else ""
 
 
 def elsewhere() -> str:
