@@ -22,6 +22,7 @@ def section() -> str:
     speed = frame("chat-prompts", "speed")
     default = speed[speed["arm"] == "default"]
     real = default[~default["pair"].isin(GROWN_REAL)]
+    tau = span(lost(real[real["kind"] != ALL]))
     return f"""## A real model with what was trained for it
 
 SmolLM2-135M-Instruct in the bits of its file answers messages that nothing was trained on, alone, prompts included:
@@ -33,7 +34,7 @@ each and most new tokens: {amounts("chat-prompts")}.
 {table(speed)}
 
 How many times as fast as plain decoding the default is, by kind of text and over all: {gains(default)}.
-{together(speed)}At the file's own size tau is {span(lost(real[real["kind"] != ALL]))} times that: drafts, rows, prompts take the rest.
+{together(speed)}At the file's own size tau is {tau} times that: drafts, rows, prompts take the rest.
 
 {sources("chat-prompts")}{earlier()}{elsewhere()}{beams()}"""
 
