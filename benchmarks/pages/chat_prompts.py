@@ -76,9 +76,13 @@ def amounts(experiment: str) -> str:
 
 def earlier() -> str:
     """Which runs had the head as it was before its last run of training; empty where none had."""
-    all_runs = documents("chat-prompts")
-    runs = [f"`{document['run']}`" for document in all_runs if document["environment"]["began"] < LEARNED]
+    runs = before_learning("chat-prompts")
     return f" The head has learned more, and is held in four bits, since {', '.join(runs)}." if runs else ""
+
+
+def before_learning(experiment: str) -> list[str]:
+    """The runs that began before the head's last run of training was over."""
+    return [f"`{each['run']}`" for each in documents(experiment) if each["environment"]["began"] < LEARNED]
 
 
 def elsewhere() -> str:
@@ -87,8 +91,9 @@ def elsewhere() -> str:
         return ""
     speed = frame("chat-prompts-amx", "speed")
     told, asked = gains(speed[speed["arm"] == "default"]), amounts("chat-prompts-amx")
+    head = ", with the head as it was before" if before_learning("chat-prompts-amx") else ""
     return (
-        f" On a processor with AMX: {told}. "
+        f" On a processor with AMX{head}: {told}. "
         f"Messages a kind, answers to each and most new tokens: {asked}. " + sources("chat-prompts-amx")
     )
 

@@ -102,7 +102,7 @@ def load(
     and `draft_dtype` the type that they are computed in, if not `dtype`; what was trained for a target is where that
     is, in its type. `draft_quantize` is how draft models and trained heads (exit, EAGLE, Medusa) are held: "int8",
     "int4" (heads are rounded without calibration), "none", or None: draft models as the target, heads in int8 beside a
-    target whose weights are quantised.
+    target whose weights are quantised, or in int4 if they were trained for it.
 
     int4 is calibrated on `calibration`, a text file or a .jsonl file of texts, messages or tokens, of which the first
     4096 tokens count; by default on text that the model writes itself. Other text makes the weights again.
