@@ -115,7 +115,8 @@ def documents_of(
 ) -> Iterator[list[int]]:
     """Token ids of each text of a file, with `end` behind it unless it ends in that or one of `ends`.
 
-    Unless it is `whole`, its prompt's tokens are ~token. ConfigurationError for a token beyond the `vocabulary`.
+    Unless it is `whole`, its prompt's tokens are ~token, and a prompt alone is no text. ConfigurationError for a token
+    beyond the `vocabulary`.
     """
     for tokens, prompt in prompted_texts_of(path, tokenizer):
         if vocabulary is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
@@ -123,7 +124,7 @@ def documents_of(
                 f"{path} has tokens outside of the model's vocabulary of {vocabulary}; "
                 "give text, or tokens of this model"
             )
-        if tokens:
+        if tokens and (whole or prompt < len(tokens)):
             marked = tokens if whole else [*(~token for token in tokens[:prompt]), *tokens[prompt:]]
             yield marked if marked[-1] in {end, *ends} else [*marked, end]
 

@@ -173,6 +173,10 @@ def test_answers_alone_are_learned_of_texts_with_prompts(tmp_path: Path) -> None
     assert {*np.unique(answers.train[answers.train >= 0])} == {0, 99, *range(105, 125)} - {123}
     assert answers.frequent(3).tolist()[0] == 0 and min(answers.frequent(4).tolist()[1:]) >= 105
 
+    path.write_text(json.dumps({"tokens": [5, 6], "prompt_tokens": 2}) + "\n")
+    with pytest.raises(draftwood.ConfigurationError, match="holds no text"):
+        read_texts(str(path), words, 0, 16, 100, 100, whole=False)
+
     rows = torch.tensor([[~3, ~4, ~3, 6, 7, END, END, ~5, 8]])
     assert tokens_of(rows).tolist() == [[3, 4, 3, 6, 7, END, END, 5, 8]]
     job = ExitRun(decoder(), replace(texts(), train=rows.numpy()), with_(batch=1), tmp_path)
