@@ -79,7 +79,9 @@ def prepare(
     texts = read_texts(data, words, min(ends, default=0), *sizes, settings.seed, model.vocab_size, ended, source.whole)
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     packed = checkpoint.load(directory, dtype, place) if place == "cpu" and not model.recurrent_shapes else None
-    reader = PackedReader(packed, free_bytes(packed.device) // 2) if packed is not None and packed.by_program else None
+    again = settings.steps * settings.batch > len(texts.train)  # whether rows come more than once
+    room = free_bytes(model.device) // (2 * rank.count) if again else 0
+    reader = PackedReader(packed, room) if packed is not None and packed.by_program else None
     return kind(model, texts, settings, out, rank, reader), Origin(directory, target is None, settings, source)
 
 

@@ -84,7 +84,10 @@ def _asked(messages: Sequence[Any], tokens: list[int], tokenizer: Tokenizer | No
     """The tokens of a conversation before the answer that ends it; 0 where it ends in none."""
     if tokenizer is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return 0
-    asked = tokenizer.chat(messages[:-1])
+    try:
+        asked = tokenizer.chat(messages[:-1])
+    except RequestError:  # the template has no prompt without an answer
+        return 0
     return len(asked) if tokens[: len(asked)] == asked else 0
 
 
