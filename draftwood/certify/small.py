@@ -37,7 +37,7 @@ from draftwood.certify.tables import (
     in_other_tokens,
 )
 from draftwood.core.records import Round
-from draftwood.depth import Auto
+from draftwood.depth import Auto, AutoBeams
 from draftwood.engine.engine import Engine, prepare
 from draftwood.engine.generation import Generation
 from draftwood.engine.request import Options
@@ -128,7 +128,7 @@ class Case:
 
     def _watch(self, generation: Generation) -> None:
         """Count what a method's rounds exercise. Drafts do not depend on the clock, which cannot be replayed."""
-        if isinstance(generation.depth, Auto):
+        if isinstance(generation.depth, Auto | AutoBeams):
             generation.depth = generation.depth.repeatable()
         if generation.request.method == self.method:
             generation.verify = Tally(generation.verify, self.counts)

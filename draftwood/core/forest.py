@@ -172,9 +172,12 @@ class Forest:
 
     def tail(self, node: int, count: int) -> list[int]:
         """The last tokens of a sequence, up to and with `node`: at most `count`."""
-        path = [self.token[one] for one in self.path(node)]
-        before = max(0, len(self.trunk) + len(path) - count)
-        return [*self.trunk[before:], *path[max(0, before - len(self.trunk)) :]]
+        tail: list[int] = []
+        while node != TRUNK and len(tail) < count:
+            tail.append(self.token[node])
+            node = self.parent[node]
+        tail.reverse()
+        return self.trunk[max(0, len(self.trunk) + len(tail) - count) :] + tail if len(tail) < count else tail
 
     def length(self, node: int) -> int:
         """The number of generated tokens up to `node`."""

@@ -1,6 +1,7 @@
 """Depth controllers: how far a round drafts."""
 
 from draftwood.depth.auto import Auto
+from draftwood.depth.auto_beams import AutoBeams
 from draftwood.depth.calibrated import CalibratedThompson
 from draftwood.depth.confidence import AdaptiveConfidence, Confidence, Entropy, OptimalStopping
 from draftwood.depth.load import ALONE, DraftCost, Load, best_depth, improvement
@@ -16,6 +17,7 @@ __all__ = [
     "Acceptance",
     "AdaptiveConfidence",
     "Auto",
+    "AutoBeams",
     "BetaThompson",
     "CalibratedThompson",
     "Confidence",

@@ -1,14 +1,14 @@
 """The protocol of depth controllers, what they see of a draft, and the simplest one.
 
-A controller only decides whether to draft one layer more: a token that was drafted stays
-in the forest, since dropping it would bias the output.
+A controller only decides whether to draft one layer more: a token that was drafted stays in the forest, since dropping
+it would bias the output. Of beams it may decide when the layer's distribution is known, before anything is drawn.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -114,6 +114,18 @@ class DepthController(Protocol):
             ends.append(reach * (1 - chance))
             reach *= chance
         return max(range(len(chances) + 1), key=[*ends, reach].__getitem__)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model that drafts beams is to be asked for the next layer; else the memory drafts it alone."""
+        return True
+
+    def keeps(self, sureness: Callable[[float], float]) -> bool:
+        """Whether to draft the next layer of beams, whose distribution is known but none of its tokens is.
+
+        `sureness(least)` is e^-H of its entropy H given the beam, in nats, or anything below `least` where that is.
+        """
+        return True
 
     @abstractmethod
     def deeper(self, state: DraftState) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from draftwood.core.records import Round
-from draftwood.depth import LOAD, Auto, Learner
+from draftwood.depth import LOAD, Auto, AutoBeams, Learner
 from draftwood.draft import (
     AssistantSession,
     BlockSession,
@@ -107,10 +107,12 @@ class GenerationBuilder:
         if getattr(depth, "shared", False):
             learner = cast(Learner, depth)
             depth = _kept(self._learners, request.method, lambda: learner).for_request()
-        if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
+        if isinstance(depth, Auto | AutoBeams) and not (
+            self.load_aware or request.method.repeats(request.params.greedy)
+        ):
             depth = depth.repeatable()
         scheduler = self.scheduler
-        hypotheses = depth.hypotheses if isinstance(depth, Auto) else 1
+        hypotheses = depth.hypotheses if isinstance(depth, AutoBeams) else 1
         estimate = LoadEstimate(
             request, target, drafts, drafter, scheduler.costs, lambda: scheduler.load_counts, hypotheses
         )

@@ -13,13 +13,15 @@ from draftwood.draft import BeamDrafter, NoDrafter
 from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import Depth, controller
+from draftwood.methods.options import Depth, beam_controller
 from draftwood.methods.sources import SourcedMethod
 from draftwood.runtime.session import Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.width import WidthRule
+
+MEMORY = "drafts tell what the target said after the same last tokens, maybe on another beam; lookup always does"
 
 
 class BeamMethod(Method):
@@ -95,6 +97,7 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
         "null: surviving with replacement, drafted without",
     )
     root_weights: Literal["draft", "target"] = Field(default="draft", description="whose joint weighs a round's beams")
+    memory: bool = Field(default=False, description=f"{MEMORY}; the paper's algorithm does not")
     one_cache: bool = Field(default=False, description="go on from the best output beam only; lossy by design")
     depth: Depth = "fixed"
 
@@ -126,12 +129,12 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
         return BeamSampling(rule, self.warp, self.replacement, self.one_cache)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        def make(source: Source) -> BeamDrafter:
-            return BeamDrafter(source, self.draft_width, self.replacement, self.warp, self.root_weights)
+        def make(source: Source | None) -> BeamDrafter:
+            return BeamDrafter(
+                source, self.draft_width, self.replacement, self.warp, self.root_weights, remembers=self.memory
+            )
 
-        depth = controller(
-            self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False, hypotheses=self.widest
-        )
+        depth = beam_controller(self.depth, self.gamma, drafts, target, self.draft_width, self.widest, self.memory)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)
 
 
@@ -180,6 +183,7 @@ class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
 
     draft_width: int | None = Field(default=None, ge=1, le=256, description="beams per drafted layer; null: width")
     gamma: int = Field(default=2, ge=0, le=64, description="layers drafted per round")
+    memory: bool = Field(default=True, description=MEMORY)
     depth: Depth = "auto"
 
     sizes = ("draft_width", "gamma")
@@ -193,8 +197,8 @@ class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         wide = self.draft_width or self.width
 
-        def make(source: Source) -> BeamDrafter:
-            return BeamDrafter(source, wide, root_weights="target", search=BeamSearch(wide))
+        def make(source: Source | None) -> BeamDrafter:
+            return BeamDrafter(source, wide, root_weights="target", search=BeamSearch(wide), remembers=self.memory)
 
-        depth = controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False, hypotheses=self.width)
+        depth = beam_controller(self.depth, self.gamma, drafts, target, wide, self.width, self.memory)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from draftwood.depth import Auto, DepthController, depth_text, parse_depth
+from draftwood.depth import Auto, AutoBeams, DepthController, depth_text, parse_depth
 from draftwood.depth.acceptance import MEASURED_TRIALS
 from draftwood.depth.rules import UNCAPPED
 from draftwood.errors import ConfigurationError
@@ -70,6 +70,23 @@ def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower")
         raise ValueError(f"{what} has {rows} tokens, but at most {MOST_ROWS} are verified at once; {fix}")
 
 
+def _built(depth: str, most: int, drafts: Sequence[Session], target: Session, hidden: bool = True) -> DepthController:
+    """The controller that a setting names; `hidden`: whether drafts give hidden states."""
+    settings = parse_depth(depth)
+    if drafts:
+        made = settings.build(
+            most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
+        )
+    else:
+        made = settings.build(most)
+    if not hidden and "hidden" in made.needs:
+        raise ConfigurationError(
+            f"depth {depth} reads the draft's hidden states, which beams do not give; use "
+            "another controller, or a decision model trained with --kind output"
+        )
+    return made
+
+
 def controller(
     depth: str,
     most: int | None,
@@ -79,33 +96,37 @@ def controller(
     roots: int = 1,
     hidden: bool = True,
     lookup: bool = False,
-    hypotheses: int = 1,
 ) -> DepthController:
     """The controller that decides whether to draft a layer more, at most `most` of them; None is no cap.
 
     `hidden`: whether hidden states are given.
 
     A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
-    times as many. `lookup`: whether lookup drafts too, or alone where there are no `drafts`. `hypotheses`: beams that
-    a round begins with.
+    times as many. `lookup`: whether lookup drafts too, or alone where there are no `drafts`.
     """
-    settings = parse_depth(depth)
-    most = UNCAPPED if most is None else most
-    if drafts:
-        made = settings.build(
-            most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
-        )
-    else:
-        made = settings.build(most)
+    made = _built(depth, UNCAPPED if most is None else most, drafts, target, hidden)
     if isinstance(made, Auto):
         made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts) or not lookup
-        made.hypotheses = hypotheses
         measured = getattr(undelegated(drafts[0].model), "acceptance", None) if drafts else None
         if measured is not None:
             made.prior, made.prior_trials = measured, MEASURED_TRIALS
-    if not hidden and "hidden" in made.needs:
-        raise ConfigurationError(
-            f"depth {depth} reads the draft's hidden states, which beams do not give; use "
-            "another controller, or a decision model trained with --kind output"
-        )
+    return made
+
+
+def beam_controller(
+    depth: str,
+    most: int,
+    drafts: Sequence[Session],
+    target: Session,
+    roots: int,
+    hypotheses: int,
+    memory: bool,
+) -> DepthController:
+    """The same for layers of `roots` drafted beams; a round begins with `hypotheses`.
+
+    `memory`: whether they are drafted from what the target said before, as they are where there are no `drafts`.
+    """
+    made = _built(depth, most, drafts, target, hidden=False)
+    if isinstance(made, Auto):
+        return AutoBeams(most, roots, hypotheses, bool(drafts), memory or not drafts, made.shared, made.discount)
     return made

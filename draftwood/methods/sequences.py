@@ -246,9 +246,13 @@ class MultiCandidate(SourcedMethod, SequenceMethod):
         return of_target(self.verify, self.initial, self.replacement) or super().verifier()
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        def make(source: Source) -> ModelDrafter:
+        def make(source: Source | None) -> ModelDrafter:
             return ModelDrafter(
-                [source], self.tree, self.replacement, suffix_lookup(self.lookup), self.draws == "greedy"
+                [source or NgramSource(target.model)],
+                self.tree,
+                self.replacement,
+                suffix_lookup(self.lookup),
+                self.draws == "greedy",
             )
 
         depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial, lookup=self.lookup)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from draftwood.draft import Drafter, NgramSource, drafting
+from draftwood.draft import Drafter, drafting
 from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import FILE, Method
@@ -150,6 +150,6 @@ class SourcedMethod(Method):
             return [skipped_target(target, self.skip)]
         return super().models(target, drafts) if self.drafter == "model" else ()
 
-    def drafting(self, make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
-        """The drafter that `make` makes of where drafts come from."""
-        return drafting(make, drafts[0], target) if drafts else make(NgramSource(target.model))
+    def drafting(self, make: Callable[[Source | None], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
+        """The drafter that `make` makes of where drafts come from; None: no model."""
+        return drafting(make, drafts[0], target) if drafts else make(None)

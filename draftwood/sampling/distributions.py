@@ -19,7 +19,9 @@ from draftwood.core.row_tops import LogitsRow, RowTops
 from draftwood.sampling import rows, truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import softmax
+from draftwood.sampling.rows import Leading, softmax
+
+LEADING = 12  # tokens of a row that are looked for together
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -119,6 +121,11 @@ def normalised(rows: Sequence[LogitsRow]) -> list[LogitsRow]:
     return [LogitsRow(next(made), 0.0) if row.log_sum is None else row for row in rows]
 
 
+def as_rows(log_probs: Tensor) -> list[LogitsRow]:
+    """Log-probabilities [n, V] as rows."""
+    return [LogitsRow(row, 0.0) for row in log_probs]
+
+
 def log_prob(row: LogitsRow, token: int) -> float:
     """The log-probability of a token by a row that is `normalised`."""
     assert row.log_sum is not None
@@ -168,6 +175,7 @@ class Distributions:
         self.read = read
         self._tops = tops
         self._probs: dict[int, Tensor] = {}
+        self._leading: dict[int, Leading] = {}
         self._best: list[int] | None = None  # of each fresh node
         self._drawn: dict[tuple[int, int], float] = {}  # log T∘p of (node, token) that was drawn from the logits
         self._address: int | None = None  # of the logits; 0: PyTorch reads them
@@ -195,6 +203,21 @@ class Distributions:
         """Logits [len(nodes), V] after penalties and biases."""
         logits = self.logits(nodes)
         return logits if self._edit is None else self._edit(logits, self.forest, nodes)
+
+    def leading(self, node: int, count: int) -> Leading:
+        """The `count` most probable tokens or more by the untouched logits after a node, or all that are possible."""
+        found = self._leading.get(node)
+        if found is None or len(found.tokens) < count <= self._logits.shape[-1]:
+            row = normalised([self.row(node)])[0]
+            found = self._leading[node] = rows.leading(row, max(count, LEADING))
+        return found
+
+    def leading_edited(self, nodes: Sequence[int]) -> Callable[[int], list[Leading]]:
+        """A function that gives as many as it is asked for by the edited logits after some nodes."""
+        if self._edit is None:
+            return lambda count: [self.leading(node, count) for node in nodes]
+        edited = as_rows(torch.log_softmax(self.edited(nodes), -1))
+        return lambda count: [rows.leading(row, count) for row in edited]
 
     @property
     def edits(self) -> bool:

@@ -6,14 +6,20 @@ microseconds, since its code has left the caches; so what a round does to a row 
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Sequence
 from ctypes import byref, c_double, c_float
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draftwood.core.row_tops import LogitsRow
 from draftwood.errors import NonFiniteError
+from draftwood.sampling import truncation
 from draftwood.util.native_library import check, library, loaded_library
 
 NOT_FINITE = "a next-token distribution is not finite (NaN or infinite logits)"
@@ -87,6 +93,36 @@ def draw_logits(start: int, size: int, best: int, temperature: float, u: float) 
     scale = 1 / _clamped(temperature)
     token = loaded_library().dw_draw_logits(size, start, best, scale, u, byref(log_prob))
     return _possible(token), log_prob.value
+
+
+class Leading(NamedTuple):
+    """The tokens of a row's largest log-probabilities, best first, of equals the lowest first; no impossible ones."""
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+
+
+def leading(row: LogitsRow, count: int) -> Leading:
+    """The `count` most probable tokens by a `normalised` row. NonFiniteError where it is no distribution."""
+    logits, log_sum = row
+    assert log_sum is not None
+    if not math.isfinite(log_sum):
+        raise NonFiniteError(NOT_FINITE)
+    if (start := address(logits)) is not None:
+        count = min(count, logits.shape[0])
+        places, values = array("q", bytes(8 * count)), array("f", bytes(4 * count))
+        into, numbers = places.buffer_info()[0], values.buffer_info()[0]
+        found = loaded_library().dw_leading(logits.shape[0], start, count, into, numbers)
+        check(found < 0)
+        tokens = places.tolist()[:found]
+        best = values.tolist()[:found]
+    else:
+        whole = logits.cpu().numpy()
+        tokens = truncation.ranked(whole, count).tolist()
+        best = whole[tokens].tolist()
+    if not best or not math.isfinite(best[0]):
+        raise NonFiniteError(NOT_FINITE)
+    return Leading(tokens, [number - log_sum for number in best])
 
 
 def number(start: int, place: int) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.core.records import BeamLayer, Judged, Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.verify.joint import Joint, Randomness, align
+from draftwood.verify.joint import Joint, Randomness, align, within
 from draftwood.verify.tree import acceptance, residual, without
 from draftwood.verify.width import ResidualChain, WidthRule
 
@@ -32,11 +32,9 @@ def verify_layer(
     surviving = [draw for draw in draws if draw[0] in alive]
     if not replacement and len(set(draws)) < len(draws):
         raise ConfigurationError("draws without replacement must be distinct; these were drawn with replacement")
-    support, p_all, q_all = align(p, q.restrict(parents))
-    chain = ResidualChain(p_all, q_all)
-    width, chance, least = rule.width(chain, len(surviving), len(draws), replacement)
-    place = {draw: support.place(draw) for draw in surviving}
-    judge: _Iid | _Distinct = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
+    q = q.restrict(parents)
+    judge: _Iid | _Distinct = _Iid(p, q) if replacement else _Distinct(p, q)
+    width, chance, least = rule.width(judge.chain, len(surviving), len(draws), replacement)
     if not replacement:
         width = min(width, p.possible)
     beams: list[Outcome] = []
@@ -47,67 +45,73 @@ def verify_layer(
         elif len(beams) == width:
             judged.append(Judged(draw, "discarded"))
         else:
-            at = place[draw]
-            assert at is not None  # q gave it a positive probability
-            p_x, q_x = judge.chances(at)
+            p_x, q_x = judge.chances(draw)
             odds = acceptance(p_x, q_x)
             if randomness.coin(odds):
-                judge.accept(at)
+                judge.accept(draw)
                 beams.append(draw)
                 judged.append(Judged(draw, "accepted", p_x, q_x, odds))
             else:
-                judge.reject(at)
+                judge.reject(draw)
                 judged.append(Judged(draw, "rejected", p_x, q_x, odds))
     accepted = len(beams)
     while len(beams) < width:
-        at = randomness.pick(judge.rest())
-        judge.accept(at)
-        beams.append(support.name(at))
+        beams.append(judge.support.name(randomness.pick(judge.rest())))
+        judge.accept(beams[-1])
     return BeamLayer(width, beams, accepted, judged, accepted == width, chance, least)
 
 
 class _Iid:
     """p' of draws with replacement: reset to p by every acceptance."""
 
-    def __init__(self, chain: ResidualChain, p: Tensor, q: Tensor) -> None:
-        self._chain = chain
-        self._p = p.numpy()
-        self._q = q.numpy()
+    def __init__(self, p: Joint, q: Joint) -> None:
+        self.support = p.support
+        self._p, self._q = p, q
+        places, inside = within(q, p.support)
+        self.chain = ResidualChain(p.prob, inside, places)
         self._rejections = 0
 
-    def chances(self, at: int) -> tuple[float, float]:
-        p, q = float(self._p[at]), float(self._q[at])
-        return self._chain.value(p, q, self._rejections), q
+    def chances(self, draw: Outcome) -> tuple[float, float]:
+        (p,), (q,) = self._p.probs([draw]), self._q.probs([draw])
+        return self.chain.value(p, q, self._rejections), q
 
-    def accept(self, at: int) -> None:
+    def accept(self, draw: Outcome) -> None:
         self._rejections = 0
 
-    def reject(self, at: int) -> None:
+    def reject(self, draw: Outcome) -> None:
         self._rejections += 1
 
     def rest(self) -> Tensor:
-        return self._chain.residual(self._rejections)
+        return self.chain.residual(self._rejections)
 
 
 class _Distinct:
     """p' and q_i of draws without replacement: q_i loses every earlier draw, p the accepted beams."""
 
-    def __init__(self, p: Tensor, q: Tensor) -> None:
-        self._p = p
-        self._q = q
-        self._rest = p
+    def __init__(self, p: Joint, q: Joint) -> None:
+        self.support, self._p, self._q = align(p, q)
+        self.chain = ResidualChain(self._p, self._q)
+        self._rest = self._p
 
-    def chances(self, at: int) -> tuple[float, float]:
+    def _place(self, draw: Outcome) -> int:
+        at = self.support.place(draw)
+        assert at is not None  # p or q gave it a positive probability
+        return at
+
+    def chances(self, draw: Outcome) -> tuple[float, float]:
+        at = self._place(draw)
         return float(self._rest[at]), float(self._q[at])
 
-    def accept(self, at: int) -> None:
+    def accept(self, draw: Outcome) -> None:
+        at = self._place(draw)
         left = without(self._p, at)
         if left is not None:
             self._p = left
         self._rest = self._p
         self._forget(at)
 
-    def reject(self, at: int) -> None:
+    def reject(self, draw: Outcome) -> None:
+        at = self._place(draw)
         self._rest = residual(self._rest, self._q, at)
         self._forget(at)
 

@@ -10,12 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-import numpy as np
-from torch import Tensor
-
 from draftwood.core.records import Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.sampling.truncation import leading
+from draftwood.sampling.rows import Leading
 
 Handle = TypeVar("Handle")
 
@@ -49,55 +46,55 @@ class BeamSearch:
         if not 1 <= self.n_best <= self.width:
             raise ConfigurationError(f"n_best must lie between 1 and the width {self.width}, not {self.n_best}")
 
-    def step(self, scores: Tensor, log_probs: Tensor, ends: Callable[[int, int], bool] | None = None) -> Step:
-        """The best continuations of live beams: scores [A] and log-probabilities [A, V] give the top `width` live.
+    def step(
+        self,
+        scores: Sequence[float],
+        leading: Callable[[int], Sequence[Leading]],
+        ends: Callable[[int, int], bool] | None = None,
+    ) -> Step:
+        """The best continuations of live beams with joint log-likelihoods `scores`: the top `width` live ones.
 
-        Ties go to the lowest beam, then the lowest token. `ends` tells whether a token ends a beam's sequence; such a
-        continuation counts if it is among the best `width`.
+        `leading(n)` has the n most probable tokens after each beam, or all. Ties go to the lowest beam, then the lowest
+        token. `ends` tells whether a token ends a beam's sequence; such a continuation counts if it is among the best
+        `width`.
         """
-        vocab = log_probs.shape[-1]
-        count, total = self.width if ends is None else 2 * self.width, log_probs.numel()
+        count = self.width if ends is None else 2 * self.width
         while True:  # until there are enough that do not end
-            count = min(count, total)
-            places, values = _best(scores, log_probs, count)
-            step = Step([], [], [], [])
-            for rank, (place, score) in enumerate(zip(places, values, strict=True)):
-                outcome = divmod(place, vocab)
-                if score == -math.inf or len(step.live) == self.width:
-                    return step
-                if ends is None or not ends(*outcome):
-                    step.live.append(outcome)
-                    step.live_scores.append(score)
-                elif rank < self.width:
-                    step.ended.append(outcome)
-                    step.ended_scores.append(score)
-            if len(step.live) == self.width or count == total:
+            rows = leading(count)
+            step = self._best(scores, rows, count, ends)
+            if len(step.live) == self.width or all(len(row.tokens) < count for row in rows):
                 return step
             count *= 4
+
+    def _best(
+        self,
+        scores: Sequence[float],
+        rows: Sequence[Leading],
+        count: int,
+        ends: Callable[[int, int], bool] | None,
+    ) -> Step:
+        """The step by the best `count` of all; behind these a row may have better ones that it left out."""
+        best = [
+            (score + log_prob, row, token)
+            for row, (score, after) in enumerate(zip(scores, rows, strict=True))
+            for token, log_prob in zip(after.tokens, after.log_probs, strict=True)
+        ]
+        best.sort(key=lambda one: -one[0])
+        step = Step([], [], [], [])
+        for rank, (score, row, token) in enumerate(best[:count]):
+            if score == -math.inf or len(step.live) == self.width:
+                break
+            if ends is None or not ends(row, token):
+                step.live.append((row, token))
+                step.live_scores.append(score)
+            elif rank < self.width:
+                step.ended.append((row, token))
+                step.ended_scores.append(score)
+        return step
 
     def score(self, log_likelihood: float, length: int) -> float:
         """Length-penalised score."""
         return float(log_likelihood / length**self.length_penalty)
-
-
-def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """The places of the `count` best continuations in scores[:, None] + log_probs [A, V], best first.
-
-    All that tie with the last one are among them; of equals the first comes first. Their scores are float64. Each row
-    gives its own best, with all that tie with the last of these.
-    """
-    vocab, start = log_probs.shape[-1], scores.double().tolist()
-    chosen, reached = [], []
-    for row, logs in enumerate(log_probs.cpu().numpy()):
-        places = leading(logs, count)
-        chosen.append(places + row * vocab)
-        reached.append(logs[places].astype(np.float64) + start[row])
-    where, values = np.concatenate(chosen), np.concatenate(reached)
-    values[np.isnan(values)] = -np.inf
-    order = np.argsort(-values, kind="stable")
-    last = values[order[:count]][-1:]
-    order = order[values[order] >= last]  # behind these a row may have better ones that it left out
-    return where[order].tolist(), values[order].tolist()
 
 
 def layer_stands(live: Collection[Outcome], drafted: Collection[Outcome]) -> bool:

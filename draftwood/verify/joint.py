@@ -17,6 +17,7 @@ from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.rows import Leading
 from draftwood.sampling.truncation import Places
 
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
@@ -97,6 +98,16 @@ class Support:
         beam, token = divmod(int(self.keys[place]), self.vocab_size + 1)
         return beam, token - 1
 
+    def places(self, keys: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
+        """The places of outcomes by their keys, and which of them are among these."""
+        if self.keys is None:
+            beam, column = np.divmod(keys, self.vocab_size + 1)
+            beams, column = np.array(self.beams, dtype=np.int64), column - self.first
+            row = np.minimum(beams.searchsorted(beam), len(beams) - 1)
+            return row * self.columns + column, (beams[row] == beam) & (column >= 0)
+        places = np.minimum(self.keys.searchsorted(keys), len(self.keys) - 1)
+        return places, self.keys[places] == keys
+
     def place(self, outcome: Outcome) -> int | None:
         """The place of (beam, token); None where it is not among them."""
         beam, column = outcome[0], outcome[1] + 1
@@ -168,6 +179,17 @@ class Joint:
         return [self.support.name(place) for place in places]
 
 
+def within(q: Joint, support: Support) -> tuple[Tensor | None, Tensor]:
+    """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order."""
+    ours = q.support
+    if ours.keys is None and support.keys is None and (ours.beams, ours.first) == (support.beams, support.first):
+        return None, q.prob
+    places, inside = support.places(ours.all_keys())
+    if not inside.all():
+        return torch.from_numpy(places[inside]), q.prob[torch.from_numpy(inside)]
+    return torch.from_numpy(places), q.prob
+
+
 def align(p: Joint, q: Joint) -> tuple[Support, Tensor, Tensor]:
     """(the union of two supports, p [u], q [u]) over it."""
     ours, theirs = p.support, q.support
@@ -185,6 +207,25 @@ def align(p: Joint, q: Joint) -> tuple[Support, Tensor, Tensor]:
         values[keys.searchsorted(key)] = joint.prob.numpy()
         aligned.append(torch.from_numpy(values))
     return Support(ours.vocab_size, keys), aligned[0], aligned[1]
+
+
+def joint_of_likeliest(
+    scores: Sequence[float], rows: Sequence[Leading | None], labels: Sequence[int], vocab: int, params: SamplingParams
+) -> Joint:
+    """As `joint_of` the warped joint of beams, of each of which a few tokens are possible; None: it has ended."""
+    keys, logs = [], []
+    for label, score, row in sorted(zip(labels, scores, rows, strict=True), key=lambda one: one[0]):
+        begin = label * (vocab + 1)
+        if row is None:
+            keys.append(begin)
+            logs.append(score)
+            continue
+        for token, log_prob in sorted(zip(row.tokens, row.log_probs, strict=True)):
+            keys.append(begin + token + 1)
+            logs.append(score + log_prob)
+    places, prob = entries(torch.tensor(logs, dtype=torch.float64), params)
+    kept = np.array(keys, dtype=np.int64)
+    return Joint(Support(vocab, kept if places is None else kept[places]), torch.from_numpy(prob))
 
 
 def joint_of(

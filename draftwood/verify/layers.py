@@ -11,12 +11,11 @@ from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import BeamLayer, Judged, Kind, Outcome
-from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
-from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of
+from draftwood.verify.joint import Joint, Seeded, joint_of
 from draftwood.verify.width import WidthRule
 
 
@@ -146,12 +145,9 @@ class BeamSearching:
         drafts: set[Outcome] = set()
         accepted, stands = 0, False
         for drafted in [*forest.layers, None]:
-            log_probs = torch.log_softmax(target.edited(nodes), -1)
-            if bool(log_probs[:, 0].isnan().any()):  # one NaN makes a whole row of them
-                raise NonFiniteError(NOT_FINITE)
             step = self.search.step(
-                torch.tensor(scores, dtype=torch.float64, device=log_probs.device),
-                log_probs,
+                scores,
+                target.leading_edited(nodes),
                 lambda row, token, at=nodes: forest.ends(at[row], token),  # type: ignore[misc]
             )
             length = forest.length(nodes[0]) + 1

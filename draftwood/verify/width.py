@@ -22,10 +22,18 @@ ROUNDING = 1e-12  # sums of probabilities that should be 1 may miss it by this m
 
 
 class ResidualChain:
-    """The residuals of p after 0, 1, 2, ... rejections in a row, computed as they are asked for; p, q are [n]."""
+    """The residuals of p [n] after 0, 1, 2, ... rejections in a row, computed as they are asked for.
 
-    def __init__(self, p: Tensor, q: Tensor) -> None:
-        self._p, self._q = p, q
+    q [m] lies at the `places` [m] of p, and is 0 elsewhere; without places it is [n].
+    """
+
+    def __init__(self, p: Tensor, q: Tensor, places: Tensor | None = None) -> None:
+        self._p, self._q, self._places = p, q, places
+        self._elsewhere = 0.0  # p where q is 0
+        if places is not None:
+            rest = p.index_fill(0, places, 0.0)
+            self._elsewhere = float(rest.sum(dtype=torch.float64))
+            p = p[places].double()
         self._left = p, q  # where p - c·q can still be positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
@@ -38,7 +46,7 @@ class ResidualChain:
             if self._mass[-1] > 0:
                 p, q = self._left
                 rest = torch.sub(p, q, alpha=shift).clamp_(min=0)
-                mass = float(rest.sum())
+                mass = self._elsewhere + float(rest.sum())
                 if len(self._mass) % PACKED == 0:  # looking for them takes longer than a step
                     positive = rest > 0
                     self._left = p[positive], q[positive]
@@ -56,7 +64,10 @@ class ResidualChain:
         shift, mass = self._step(rejections)
         if mass <= 0 or rejections == 0:
             return self._p
-        return torch.sub(self._p, self._q, alpha=shift).clamp_(min=0).div_(mass)
+        if self._places is None:
+            return torch.sub(self._p, self._q, alpha=shift).clamp_(min=0).div_(mass)
+        rest = self._p[self._places].double().sub_(self._q, alpha=shift).clamp_(min=0)
+        return self._p.index_copy(0, self._places, rest.to(self._p.dtype)).div_(mass)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -60,6 +61,37 @@ template <class F> static int64_t drawn(int64_t n, double u, double* sum, F bloc
     if ((before += weight[i]) > sought) break;
   }
   return first + last;
+}
+
+constexpr int64_t BLOCK = 64;  // neighbours whose largest number tells whether one of them may be among the leading ones
+
+static int64_t leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value) {
+  static thread_local std::vector<float> largest, sorted;
+  static thread_local std::vector<int64_t> found;
+  const float none = -INFINITY;
+  found.clear();
+  largest.resize((n + BLOCK - 1) / BLOCK);
+  kernels().tops(x, n, BLOCK, largest.data());
+  float least = none;  // as many groups have a number as large as the least of the leading ones
+  if (count < static_cast<int64_t>(largest.size())) {
+    sorted = largest;
+    std::nth_element(sorted.begin(), sorted.begin() + count - 1, sorted.end(), std::greater<float>());
+    least = sorted[count - 1];
+  }
+  for (size_t group = 0; group < largest.size(); group++) {
+    if (!(largest[group] >= least) || largest[group] == none) continue;
+    const int64_t first = static_cast<int64_t>(group) * BLOCK, end = std::min(n, first + BLOCK);
+    for (int64_t i = first; i < end; i++)
+      if (x[i] >= least && x[i] > none) found.push_back(i);
+  }
+  const int64_t kept = std::min(count, static_cast<int64_t>(found.size()));
+  std::partial_sort(found.begin(), found.begin() + kept, found.end(),
+                    [x](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
+  for (int64_t i = 0; i < kept; i++) {
+    place[i] = found[i];
+    value[i] = x[found[i]];
+  }
+  return kept;
 }
 
 int dw_version(void) { return DW_VERSION; }
@@ -158,6 +190,9 @@ double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_
     }
     return sum;
   });
+}
+int64_t dw_leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value) {
+  return guarded<int64_t>(-1, [&] { return leading(n, x, count, place, value); });
 }
 
 void* dw_model(const dw_shape* shape, int layers) {

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 14 };
+enum { DW_VERSION = 15 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -56,6 +56,10 @@ DW_API int64_t dw_draw(int64_t n, const float* weight, double u);
 DW_API int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob);
 /* out [n] = max(0, factor * p - q), q or null for zeros, and 0 at `without` if it is a place; returns the sum. */
 DW_API double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out);
+
+/* The places of the `count` largest of x [n] that are above -inf, the largest first, of equals the first, and these numbers;
+   returns how many there are. A NaN counts as -inf. */
+DW_API int64_t dw_leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value);
 
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {

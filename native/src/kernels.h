@@ -164,6 +164,8 @@ struct Kernels {
   void (*cap)(float* x, float cap, int64_t n);
   // Of x [n] the place of the largest, the first among equals, and log sum e^x.
   void (*top)(const float* x, int64_t n, int64_t* best, float* log_sum);
+  // The largest of each `block` neighbours of x [n], and of those left.
+  void (*tops)(const float* x, int64_t n, int64_t block, float* out);
   // out[i] = e^(scale * x[i]) over the sum of all, 0 where that is less than e^-87 of the largest; NaNs where a number is NaN.
   void (*softmax)(const float* x, int64_t n, float scale, float* out);
   // out[i] = e^(scale * (x[i] - largest)), 0 where that is less than e^-87.

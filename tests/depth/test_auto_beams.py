@@ -1,17 +1,18 @@
-"""Beams under the controller `auto`: all of a layer has a price, rounds rest, and the law stays the same."""
+"""Beams under the controller `auto`: layers have a price and a chance, rounds rest, and the law stays the same."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tabular import total_variation
-from test_auto import a_round, asked
+from test_auto import STREAMS, a_round
 from test_beams_exact import ENDLESS, EXACT, PROMPT, BeamLaw, Enumerated, all_beams
 from test_load_lossless import ADVERSARIES, by_chance, loads
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 from draftwood.core.records import Round
-from draftwood.depth import Auto, Load
+from draftwood.depth import AutoBeams, DraftState, Load
+from draftwood.depth.auto_beams import OTHER_ROUNDS
 
 
 def test_a_layer_of_beams_is_drafted_below_all_of_them() -> None:
@@ -22,45 +23,101 @@ def test_a_layer_of_beams_is_drafted_below_all_of_them() -> None:
     assert load.one == pytest.approx(0.04 + 0.4)
 
 
-def beams(hypotheses: int = 4) -> Auto:
-    return Auto(3, roots=hypotheses, hypotheses=hypotheses)
+def beams(hypotheses: int = 4, **options: Any) -> AutoBeams:
+    return AutoBeams(3, hypotheses, hypotheses, **options)
 
 
 LOAD = Load(lambda rows: 0.02 * rows, lambda rows: 1 + 0.1 * rows, hypotheses=4)
+QUICK = Load(lambda rows: 0.0001 * rows, lambda rows: 0.005 + 0.0005 * rows, hypotheses=4)
 
 
-def test_beams_rest_where_layers_fail_and_other_texts_are_their_first_guess() -> None:
-    first = beams()
-    drafted = []
-    for _ in range(100):
-        drafted.append(asked(first, LOAD))
-        first.observe(a_round(0, drafted[-1]))
-    assert drafted[0] and not any(drafted[20:60]) and first.rests
-    another = first.for_request()
-    another.own_evidence = type(another.own_evidence)()
-    assert not asked(another, LOAD)
-    chain = Auto(3)
-    chain.shared_evidence = first.shared_evidence
-    assert asked(chain, Load(lambda rows: 0.1, lambda rows: 1.0))  # which costs little
+def layers(controller: AutoBeams, load: Load, sureness: float) -> int:
+    """Layers of a round whose draft is so sure of each."""
+    controller.start(STREAMS, load)
+    depth = 0
+    while controller.deeper(DraftState(depth)) and controller.keeps(lambda least: sureness):
+        depth += 1
+    return depth
 
 
-def test_beams_whose_layers_stand_are_drafted_on() -> None:
+def test_only_layers_that_the_draft_is_sure_of_are_drafted() -> None:
     controller = beams()
-    for _ in range(60):
-        depth = asked(controller, LOAD)
-        controller.observe(a_round(depth, depth))
-    assert depth == 3
+    assert layers(controller, LOAD, 0.95) > 0
+    assert layers(controller, LOAD, 0.05) == 0
+    dear = Load(lambda rows: 0.02 * rows, lambda rows: 1 + 10 * rows, hypotheses=4)
+    assert layers(beams(), dear, 0.6) == 0
+    free = Load(lambda rows: 0.0, lambda rows: 1.0, hypotheses=4)
+    assert layers(beams(), free, 0.05) == 3
 
 
-def test_drawn_beams_are_tried_where_a_layer_is_cheap() -> None:
-    """By nominal costs alone, so that the text repeats."""
-    cheap, dear = (Load(lambda rows, price=price: price, lambda rows: 1.0, hypotheses=4) for price in (0.1, 0.5))
-    assert asked(beams().repeatable(), cheap)
-    assert not asked(beams().repeatable(), dear)
+def test_how_often_layers_stand_is_learned_by_how_sure_the_draft_was() -> None:
+    failing, standing = beams(), beams()
+    for _ in range(100):
+        failing.observe(a_round(0, layers(failing, LOAD, 0.7)))
+        standing.observe(a_round(1, min(1, layers(standing, LOAD, 0.45))))
+    assert not layers(failing, LOAD, 0.7)
+    assert layers(failing, LOAD, 0.95)  # of which nothing has been said
+    assert layers(standing, LOAD, 0.45)
 
 
+def test_beams_rest_where_drafts_gain_nothing_and_other_requests_know() -> None:
+    """Rounds of 7 ms, of which the memory's own time is a part."""
+    first, rested = beams(), 0
+    for _ in range(300):
+        drafted = layers(first, QUICK, 0.95)
+        rested += first.rests
+        first.observe(a_round(0, drafted))
+    assert rested > 150
+    another = first.for_request()
+    another.start(STREAMS, QUICK)
+    assert another.rests
+    new = beams()
+    new.start(STREAMS, QUICK)
+    assert not new.rests
+
+
+def test_the_better_of_memory_and_model_drafts_and_now_and_then_the_other() -> None:
+    """A model's layers stand, the memory's fail; and the other way round."""
+    for better in (True, False):
+        controller, asked = beams(), []
+        for _ in range(20 * OTHER_ROUNDS):
+            drafted = layers(controller, LOAD, 0.8)
+            asked.append(controller.asks)
+            controller.observe(a_round(min(drafted, 1) if controller.asks == better else 0, min(drafted, 1)))
+        last = asked[-4 * OTHER_ROUNDS :]
+        assert (sum(last) > len(last) / 2) == better
+        assert len(set(last)) == 2
+
+
+def test_a_dear_model_is_not_asked_first() -> None:
+    dear, cheap = (Load(lambda rows, price=price: price, lambda rows: 1.0, hypotheses=4) for price in (0.5, 0.01))
+    for load, asks in ((dear, False), (cheap, True)):
+        controller = beams()
+        controller.start(STREAMS, load)
+        assert controller.asks == asks
+    late = Load(lambda rows: 0.01, lambda rows: 1.0, catch_up_seconds=lambda: 50.0, tokens_left=lambda: 9, hypotheses=4)
+    controller = beams()
+    controller.start(STREAMS, late)
+    assert not controller.asks and not controller.rests
+    without = beams(memory=False)
+    without.start(STREAMS, late)
+    assert without.rests
+
+
+def test_requests_whose_text_must_repeat_go_by_nominal_costs_and_their_own_rounds() -> None:
+    shared = beams()
+    for _ in range(300):
+        shared.observe(a_round(0, layers(shared, LOAD, 0.95)))
+    alone = shared.repeatable().for_request()
+    assert not alone.needs
+    assert layers(alone, LOAD, 0.95)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": True}, {"drafter": "lookup"}], ids=str)
 @pytest.mark.parametrize("replacement", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_law_is_exact_whenever_rounds_rest(replacement: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_law_is_exact_whenever_rounds_rest(
+    options: dict[str, Any], replacement: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The load follows the tokens that are known, a worst case; an engine anew for each replay."""
     enumerated, rounds = Enumerated(monkeypatch, 2, end=ENDLESS), list[Round]()
     drafts = enumerated.engine.drafts
@@ -73,7 +130,7 @@ def test_law_is_exact_whenever_rounds_rest(replacement: bool, monkeypatch: pytes
         return result
 
     monkeypatch.setattr(enumerated, "engine", SimpleNamespace(generate=generate))
-    method = {"name": "dsbd", "width": 2, "draft_width": 2, "gamma": 1, "n_best": 2, "depth": "auto"}
+    method = {"name": "dsbd", "width": 2, "draft_width": 2, "gamma": 1, "n_best": 2, "depth": "auto", **options}
     method["replacement"] = replacement
     law = enumerated.law(method, {}, 3, all_beams)
     wanted = BeamLaw(enumerated.target, PROMPT, SamplingParams(), enumerated.end, "joint")
@@ -81,14 +138,15 @@ def test_law_is_exact_whenever_rounds_rest(replacement: bool, monkeypatch: pytes
     assert {bool(round_.drafted) for round_ in rounds} == {True, False}
 
 
-def test_beam_search_is_the_same_whenever_rounds_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_beam_search_is_the_same_whenever_rounds_rest(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(TabularModel.random(5, seed=1, order=4), [TabularModel.random(5, seed=1, order=2)], load_aware=True)
-    drafted = list[int]()
+    drafted, method = list[int](), {"name": "speculative-beam-search", "width": 3, "n_best": 3, "drafter": drafter}
     for number in range(12):
         request: dict[str, Any] = {"prompt": [1 + number % 4, 2, 3], "max_new_tokens": 12}
         plain = engine.generate(method={"name": "beam-search", "width": 3, "n_best": 3}, **request)
         with loads(monkeypatch, by_chance(number)):
-            found = engine.generate(method={"name": "speculative-beam-search", "width": 3, "n_best": 3}, **request)
+            found = engine.generate(method=method, **request)
         ours, theirs = ([(beam.tokens, beam.score) for beam in result.beams] for result in (found, plain))
         assert ours == theirs
         drafted += [round_.drafted for round_ in found.rounds]

@@ -13,7 +13,7 @@ from tabular import exact_law, follows, total_variation
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
-from draftwood.depth import LOAD, Auto, Load
+from draftwood.depth import LOAD, Auto, AutoBeams, Load
 from draftwood.engine.engine import prepare
 from draftwood.engine.generation import Generation
 from draftwood.models.decoder import Decoder
@@ -48,19 +48,24 @@ ADVERSARIES: dict[str, Callable[[list[int]], Load]] = {  # a load by the tokens 
 @contextmanager
 def loads(monkeypatch: pytest.MonkeyPatch, of: Callable[[list[int]], Load]) -> Iterator[None]:
     """Controllers `auto` are told this load in place of the measured one."""
-    start, observe = Auto.start, Auto.observe
     known: dict[int, list[int]] = {}
 
-    def told(self: Auto, streams: Any, load: Load) -> None:
-        start(self, streams, of(known.setdefault(id(self), [])))
+    def patched(kind: Any) -> None:
+        start, observe = kind.start, kind.observe
 
-    def noted(self: Auto, round_: Round, state: Any = None) -> None:
-        known[id(self)] += round_.tokens
-        observe(self, round_, state)
+        def told(self: Any, streams: Any, load: Load) -> None:
+            start(self, streams, of(known.setdefault(id(self), [])))
+
+        def noted(self: Any, round_: Round, state: Any = None) -> None:
+            known[id(self)] += round_.tokens
+            observe(self, round_, state)
+
+        patch.setattr(kind, "start", told)
+        patch.setattr(kind, "observe", noted)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Auto, "start", told)
-        patch.setattr(Auto, "observe", noted)
+        for kind in (Auto, AutoBeams):
+            patched(kind)
         yield
 
 

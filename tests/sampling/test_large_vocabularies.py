@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import slow_warp
+from leading_rows import among
 
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
@@ -178,13 +179,13 @@ def test_beams_continue_as_sorting_everything_has_it(width: int) -> None:
     order = flat.argsort(descending=True, stable=True)[: 40 * width].tolist()
     outcomes = [divmod(place, 20_000) for place in order]
     search = BeamSearch(width)
-    step = search.step(scores, logs)
+    step = search.step(scores.tolist(), among(logs))
     assert step.live == outcomes[:width] and step.live_scores == flat[order[:width]].tolist() and not step.ended
 
     def ends(row: int, token: int) -> bool:
         return token % 3 != 1
 
-    step = search.step(scores, logs, ends)
+    step = search.step(scores.tolist(), among(logs), ends)
     assert step.live == [outcome for outcome in outcomes if not ends(*outcome)][:width]
     assert step.ended == [outcome for outcome in outcomes[:width] if ends(*outcome)]
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from leading_rows import among
 
 from draftwood.errors import ConfigurationError
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
@@ -19,7 +20,7 @@ def test_step_equals_a_full_sort(width: int, seed: int) -> None:
     pairs = [(b, t) for b in range(width) for t in range(5)]
     value = {(b, t): float(scores[b] + log_probs[b, t]) for b, t in pairs}
     ranked = sorted(pairs, key=lambda x: (-value[x], x))
-    step = BeamSearch(width).step(scores, log_probs, lambda beam, token: token in ends)
+    step = BeamSearch(width).step(scores.tolist(), among(log_probs), lambda beam, token: token in ends)
     assert step.live == [x for x in ranked if x[1] not in ends][:width]
     assert step.ended == [x for x in ranked[:width] if x[1] in ends]
     assert step.live_scores == [value[x] for x in step.live]
@@ -28,13 +29,13 @@ def test_step_equals_a_full_sort(width: int, seed: int) -> None:
 
 def test_impossible_continuations_are_no_beams() -> None:
     log_probs = torch.tensor([[0.0, -math.inf, -math.inf]], dtype=torch.float64)
-    step = BeamSearch(3).step(torch.zeros(1, dtype=torch.float64), log_probs)
+    step = BeamSearch(3).step([0.0], among(log_probs))
     assert step.live == [(0, 0)]
 
 
 def test_layer_stands_if_all_live_beams_were_drafted() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]], dtype=torch.float64).log()
-    step = BeamSearch(2).step(torch.tensor([0.0, -0.1], dtype=torch.float64), log_probs)
+    step = BeamSearch(2).step([0.0, -0.1], among(log_probs))
     assert step.live == [(1, 0), (0, 0)]
     assert layer_stands(step.live, [(0, 0), (0, 1), (1, 0)])
     assert not layer_stands(step.live, [(0, 0), (0, 1)])

@@ -23,5 +23,5 @@ namespace dw::DW_SET {
 #include "recurrent.h"
 
 extern const Kernels table;
-const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, convolve, recur, damp, cap, top, softmax, exps, whole_sum, excess, keep, attend};
+const Kernels table = {DW_NAME(DW_SET), operand_bytes, convert, multiply, norm, activate, rotate, add, convolve, recur, damp, cap, top, tops, softmax, exps, whole_sum, excess, keep, attend};
 }  // namespace dw::DW_SET

@@ -124,6 +124,18 @@ static void top(const float* x, int64_t n, int64_t* best, float* log_sum) {
   *log_sum = static_cast<float>(largest + std::log(total));
 }
 
+static void tops(const float* x, int64_t n, int64_t block, float* out) {
+  for (int64_t first = 0; first < n; first += block) {
+    const int64_t count = n - first < block ? n - first : block, whole = count - count % WIDTH;
+    Floats largest = all(-std::numeric_limits<float>::infinity());
+    for (int64_t i = 0; i < whole; i += WIDTH) largest = larger(load(x + first + i), largest);
+    float one = most(largest);
+    for (int64_t i = whole; i < count; i++)
+      if (x[first + i] > one) one = x[first + i];
+    *out++ = one;
+  }
+}
+
 // the sum of w [n] in more digits than the numbers have
 static double whole_sum(const float* w, int64_t n) {
   typedef float Half __attribute__((vector_size(2 * DW_WIDTH), aligned(4), may_alias));

@@ -1,0 +1,13 @@
+"""The most probable tokens of rows, as a target tells them to beam search."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from draftwood.sampling.distributions import as_rows
+from draftwood.sampling.rows import Leading, leading
+
+
+def among(log_probs: Tensor) -> Callable[[int], list[Leading]]:
+    """Of log-probabilities [n, V] as many of each row as asked for."""
+    return lambda count: [leading(row, count) for row in as_rows(log_probs)]
