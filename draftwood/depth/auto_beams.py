@@ -18,14 +18,15 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.acceptance import CONFIDENCE_BINS, ConfidenceRates, bin_of
-from draftwood.depth.load import ALONE, Load
+from draftwood.depth.load import ALONE, READ_SECONDS, Load
 from draftwood.depth.rules import LOAD, DepthController, DraftState
 from draftwood.sampling.distributions import Streams
 
 STANDING_RATES = (0.02, 0.08, 0.12, 0.26, 0.33, 0.45, 0.58, 0.74, 0.3)  # by how sure the draft is, of SmolLM2's beams
 KNOWN_SHARE = 0.8  # of a layer that fails: rows that are known in the next round, and make its drafts surer
 WORTH_DISCOUNT = 0.99  # what older rounds count for, for each later one
-WORTH_TRIALS = 40.0  # rounds that a first guess counts for
+GUESS_ROUNDS = 20.0  # that a first guess counts for
+WORTH_ROUNDS = 40.0  # that what others gained counts for, to a request that goes by its own
 MEMORY_WORTH = 0.03  # tokens that the memory's drafts are held to gain in a round
 MODEL_WORTH = 0.1  # the same of a model's, but for the time that it takes
 MEMORY_SECONDS = 1e-4  # what the memory takes of a round
@@ -53,9 +54,9 @@ class Worth:
         self.rounds = WORTH_DISCOUNT * self.rounds + 1
         self.tokens = WORTH_DISCOUNT * self.tokens + tokens
 
-    def mean(self, guess: float) -> float:
-        """Tokens that a round gains."""
-        return (self.tokens + WORTH_TRIALS * guess) / (self.rounds + WORTH_TRIALS)
+    def mean(self, guess: float, trials: float) -> float:
+        """Tokens that a round gains; the guess counts for so many rounds."""
+        return (self.tokens + trials * guess) / (self.rounds + trials)
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class AutoBeams(DepthController):
         self._prices = [(after - before) / passes[0] for before, after in pairwise(passes)]
         self._asking = drafts[1] / passes[0] if self.most and self.model else 0.0
         self._searching = MEMORY_SECONDS / passes[0] if self.memory else 0.0
-        self._round_seconds, self._reading = passes[0], load.read_seconds / passes[0]
+        self._round_seconds, self._reading = passes[0], READ_SECONDS / passes[0]
 
     def _best_way(self, evidence: BeamEvidence, load: Load) -> Way:
         """The way that has gained most, and now and then the next best."""
@@ -153,8 +154,8 @@ class AutoBeams(DepthController):
         for way in [Way.MEMORY] * self.memory + [Way.MODEL] * self.model:
             guess = MEMORY_WORTH if way == Way.MEMORY else MODEL_WORTH - self._asking
             if self.shared and evidence is self.own_evidence:
-                guess = self.shared_evidence.worth[way].mean(guess)
-            worth[way] = evidence.worth[way].mean(guess)
+                guess = self.shared_evidence.worth[way].mean(guess, GUESS_ROUNDS)
+            worth[way] = evidence.worth[way].mean(guess, WORTH_ROUNDS)
         if self.model and self._too_late(worth, load):
             del worth[Way.MODEL]
         best, *others = sorted(worth, key=lambda way: -worth[way])

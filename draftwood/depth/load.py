@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from draftwood.core.records import Round
 
 NOMINAL_RATIO = 0.1  # time of a drafted layer, in target passes, where nothing is known of the models
+READ_SECONDS = 1e-4  # nominal ones of a round that shows what drafting reads of the target
 FIRST_LAYERS = 4  # that a round is taken to draft before one has
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from draftwood.core.forest import Forest
 from draftwood.depth import ALONE, Load
+from draftwood.depth.load import READ_SECONDS
 from draftwood.draft import Drafter
 from draftwood.engine.request import Request
 from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 from draftwood.runtime.session import Session
 
-READ_SECONDS = 1e-4  # nominal ones of a round that shows what drafting reads of the target
 COUNTS_SECONDS = 1e-8  # nominal ones for each token of the vocabulary, to draft below a beam from counts of n-grams
 
 

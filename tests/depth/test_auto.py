@@ -5,6 +5,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def fixed(machine: str, requests: int, chance: float, depth: int) -> float:
     return requests * tokens(chance, depth) / (depth * draft(requests) + verify(requests * (depth + 1)))
 
 
-def requests_of(controller: Auto, count: int) -> list[Auto]:
+def requests_of(controller: Any, count: int) -> list[Any]:
     return [controller, *(controller.for_request() for _ in range(count - 1))]
 
 

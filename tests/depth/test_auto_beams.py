@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 from tabular import total_variation
-from test_auto import STREAMS, a_round
+from test_auto import STREAMS, a_round, requests_of
 from test_beams_exact import ENDLESS, EXACT, PROMPT, BeamLaw, Enumerated, all_beams
 from test_load_lossless import ADVERSARIES, by_chance, loads
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 from draftwood.core.records import Round
 from draftwood.depth import AutoBeams, DraftState, Load
-from draftwood.depth.auto_beams import OTHER_ROUNDS
+from draftwood.depth.auto_beams import OTHER_ROUNDS, BeamEvidence
 
 
 def test_a_layer_of_beams_is_drafted_below_all_of_them() -> None:
@@ -55,6 +55,9 @@ def test_how_often_layers_stand_is_learned_by_how_sure_the_draft_was() -> None:
     for _ in range(100):
         failing.observe(a_round(0, layers(failing, LOAD, 0.7)))
         standing.observe(a_round(1, min(1, layers(standing, LOAD, 0.45))))
+    for controller in (failing, standing):  # what rounds have gained is another matter
+        for evidence in (controller.own_evidence, controller.shared_evidence):
+            evidence.worth = BeamEvidence().worth
     assert not layers(failing, LOAD, 0.7)
     assert layers(failing, LOAD, 0.95)  # of which nothing has been said
     assert layers(standing, LOAD, 0.45)
@@ -63,11 +66,12 @@ def test_how_often_layers_stand_is_learned_by_how_sure_the_draft_was() -> None:
 def test_beams_rest_where_drafts_gain_nothing_and_other_requests_know() -> None:
     """Rounds of 7 ms, of which the memory's own time is a part."""
     first, rested = beams(), 0
-    for _ in range(300):
-        drafted = layers(first, QUICK, 0.95)
-        rested += first.rests
-        first.observe(a_round(0, drafted))
-    assert rested > 150
+    for one in requests_of(first, 8):
+        for _ in range(60):
+            drafted = layers(one, QUICK, 0.95)
+            rested += one.rests
+            one.observe(a_round(0, drafted))
+    assert rested > 300
     another = first.for_request()
     another.start(STREAMS, QUICK)
     assert another.rests
