@@ -25,8 +25,8 @@ from draftwood.sampling.distributions import Streams
 STANDING_RATES = (0.02, 0.08, 0.12, 0.26, 0.33, 0.45, 0.58, 0.74, 0.3)  # by how sure the draft is, of SmolLM2's beams
 KNOWN_SHARE = 0.8  # of a layer that fails: rows that are known in the next round, and make its drafts surer
 WORTH_DISCOUNT = 0.99  # what older rounds count for, for each later one
-GUESS_ROUNDS = 20.0  # that a first guess counts for
-WORTH_ROUNDS = 40.0  # that what others gained counts for, to a request that goes by its own
+GUESS_ROUNDS = 60.0  # that a first guess counts for
+WORTH_ROUNDS = 60.0  # that what others gained counts for, to a request that goes by its own
 MEMORY_WORTH = 0.03  # tokens that the memory's drafts are held to gain in a round
 MODEL_WORTH = 0.1  # the same of a model's, but for the time that it takes
 MEMORY_SECONDS = 1e-4  # what the memory takes of a round
@@ -156,10 +156,11 @@ class AutoBeams(DepthController):
             if self.shared and evidence is self.own_evidence:
                 guess = self.shared_evidence.worth[way].mean(guess, GUESS_ROUNDS)
             worth[way] = evidence.worth[way].mean(guess, WORTH_ROUNDS)
-        if self.model and self._too_late(worth, load):
-            del worth[Way.MODEL]
         best, *others = sorted(worth, key=lambda way: -worth[way])
-        return next(filter(None, others), best) if evidence.rounds % OTHER_ROUNDS == 0 else best
+        way = next(filter(None, others), best) if evidence.rounds % OTHER_ROUNDS == 0 else best
+        if way == Way.MODEL and self._too_late(worth, load):
+            return Way.MEMORY if self.memory and worth[Way.MEMORY] > 0 else Way.REST
+        return way
 
     def _too_late(self, worth: dict[Way, float], load: Load) -> bool:
         """Whether what the model must read before it can draft takes longer than it may still gain."""

@@ -122,27 +122,27 @@ class BeamDrafter(Drafter):
         self, forest: Forest, nodes: Sequence[int], rows: _Rows
     ) -> tuple[DraftedLayer, dict[tuple[int, int], float], Tensor | None]:
         """The next layer below `nodes`, log q of its beams, and the logits [live nodes, V] that it was drawn from."""
-        live, q, fit = rows.live, None, None
+        live, fit, params = rows.live, None, rows.propose.params
+        random = Seeded(rows.propose.streams, "draft")
         if self.search is not None:
-            before = [self._weight[node] for node in live]
+            q, before = None, [self._weight[node] for node in live]
             step = self.search.step(before, rows.leading, lambda row, token: token in forest.end)
             draws = [(live[row], token) for row, token in step.live]
             weights = dict(zip(draws, step.live_scores, strict=True))
-        elif rows.few and self.warp == "joint":
-            told = rows.told()
-            weight = [self._weight[node] for node in nodes]
-            best = max(weight)
-            after = [told.get(node) for node in nodes]
-            params, relative = rows.propose.params, [one - best for one in weight]
-            q = joint_of_likeliest(relative, after, nodes, rows.propose.vocab_size, params)
-            draws = q.draws(self.width, Seeded(rows.propose.streams, "draft"), self.replacement)
-            weights = {draw: self._weight[draw[0]] + _gain(told.get(draw[0]), draw[1]) for draw in draws}
         else:
-            fit = rows.dense()
-            self._row.update(zip(live, fit, strict=True))
-            q = joint_over(nodes, self._weight, forest, fit, rows.propose.params, self.warp)
-            draws = q.draws(self.width, Seeded(rows.propose.streams, "draft"), self.replacement)
-            weights = extended(draws, self._weight, live, fit)
+            if rows.few and self.warp == "joint":
+                told, best = rows.told(), max(self._weight[node] for node in nodes)
+                relative, after = [self._weight[node] - best for node in nodes], [told.get(node) for node in nodes]
+                q = joint_of_likeliest(relative, after, nodes, rows.propose.vocab_size, params)
+            else:
+                fit = rows.dense()
+                self._row.update(zip(live, fit, strict=True))
+                q = joint_over(nodes, self._weight, forest, fit, params, self.warp)
+            draws = q.draws(self.width, random, self.replacement)
+            if fit is None:
+                weights = {draw: self._weight[draw[0]] + _gain(told.get(draw[0]), draw[1]) for draw in draws}
+            else:
+                weights = extended(draws, self._weight, live, fit)
         nodes = list(dict.fromkeys(forest.add_outcome(*draw) for draw in draws))
         return DraftedLayer(q, draws, nodes), weights, fit
 
