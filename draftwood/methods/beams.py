@@ -21,6 +21,7 @@ from draftwood.verify import BeamSampling, BeamSearching, Verifier
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.width import WidthRule
 
+DISTINCT = 0.6  # of independent draws at temperature 1, the share that are not drawn a second time (SmolLM2, 4 draws)
 MEMORY = "drafts tell what the target said after the same last tokens, maybe on another beam; lookup always does"
 
 
@@ -56,6 +57,10 @@ class BeamSamplingMethod(BeamMethod):
         description="temperature and truncation on the joint of beam and token, or on each beam's tokens first",
     )
     replacement: bool = Field(default=True, description="draw beams independently; false: distinct beams")
+
+    def distinct(self, draws: int) -> int:
+        """About how many beams so many draws are."""
+        return max(1, round(DISTINCT * draws)) if self.replacement else draws
 
 
 class PlainBeamSampling(BeamSamplingMethod):
@@ -134,7 +139,8 @@ class DynamicWidth(SourcedMethod, BeamSamplingMethod):
                 source, self.draft_width, self.replacement, self.warp, self.root_weights, remembers=self.memory
             )
 
-        depth = beam_controller(self.depth, self.gamma, drafts, target, self.draft_width, self.widest, self.memory)
+        roots, hypotheses = (self.distinct(count) for count in (self.draft_width, self.widest))
+        depth = beam_controller(self.depth, self.gamma, drafts, target, roots, hypotheses, self.memory)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth, self.ranking)
 
 
