@@ -27,9 +27,10 @@ KNOWN_SHARE = 0.8  # of a layer that fails: rows that are known in the next roun
 WORTH_DISCOUNT = 0.99  # what older rounds count for, for each later one
 GUESS_ROUNDS = 60.0  # that a first guess counts for
 WORTH_ROUNDS = 60.0  # that what others gained counts for, to a request that goes by its own
-MEMORY_WORTH = 0.03  # tokens that the memory's drafts are held to gain in a round
-MODEL_WORTH = 0.1  # the same of a model's, but for the time that it takes
-MEMORY_SECONDS = 1e-4  # what the memory takes of a round
+MEMORY_WORTH = 0.06  # tokens that the memory's drafts are held to gain in a round, but for the time that it takes
+MODEL_WORTH = 0.1  # the same of a model's
+MEMORY_SECONDS = 2e-4  # what the memory takes of a round
+LAYER_SECONDS = 3e-4  # what a drafted layer takes beside the forward over its rows
 CHEAP_READING = 0.005  # of the time of a round
 OTHER_ROUNDS = 16  # of so many rounds one goes another way than the one that has gained most
 
@@ -95,7 +96,7 @@ class AutoBeams(DepthController):
     _evidence: BeamEvidence = field(init=False, default_factory=BeamEvidence)  # which the round goes by
     _load: Load | None = field(init=False, repr=False, compare=False, default=None)
     _way: Way = field(init=False, default=Way.REST)
-    _prices: list[float] = field(init=False, default_factory=list)  # of each layer's rows, in rounds without drafts
+    _prices: list[float] = field(init=False, default_factory=list)  # of each layer, in rounds without drafts
     _asking: float = field(init=False, default=0.0)  # price of asking the model for a layer, likewise
     _searching: float = field(init=False, default=0.0)  # price of asking the memory, likewise
     _round_seconds: float = field(init=False, default=1.0)  # of one without drafts
@@ -143,7 +144,7 @@ class AutoBeams(DepthController):
     def _price(self, load: Load) -> None:
         """The prices at a load."""
         drafts, passes = load.steps([self.roots] * self.most)
-        self._prices = [(after - before) / passes[0] for before, after in pairwise(passes)]
+        self._prices = [(after - before + LAYER_SECONDS) / passes[0] for before, after in pairwise(passes)]
         self._asking = drafts[1] / passes[0] if self.most and self.model else 0.0
         self._searching = MEMORY_SECONDS / passes[0] if self.memory else 0.0
         self._round_seconds, self._reading = passes[0], READ_SECONDS / passes[0]
@@ -152,7 +153,7 @@ class AutoBeams(DepthController):
         """The way that has gained most, and now and then the next best."""
         worth = {Way.REST: 0.0}
         for way in [Way.MEMORY] * self.memory + [Way.MODEL] * self.model:
-            guess = MEMORY_WORTH if way == Way.MEMORY else MODEL_WORTH - self._asking
+            guess = MEMORY_WORTH - self._searching if way == Way.MEMORY else MODEL_WORTH - self._asking
             if self.shared and evidence is self.own_evidence:
                 guess = self.shared_evidence.worth[way].mean(guess, GUESS_ROUNDS)
             worth[way] = evidence.worth[way].mean(guess, WORTH_ROUNDS)
