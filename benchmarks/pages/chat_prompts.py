@@ -11,6 +11,7 @@ from benchmarks.kinds.files import THEIRS
 from benchmarks.pages.tables import documents, frame, markdown, pivoted, rate, sources, span, times, value
 from benchmarks.pairs import GROWN_REAL
 
+ASKED = "Messages a kind, answers to each and most new tokens"
 LEARNED = "2026-11-30T03"  # when the head's last run of training was over
 KINDS = ("chat", "maths", "code", "summary", ALL)
 
@@ -23,13 +24,13 @@ def section() -> str:
     default = speed[speed["arm"] == "default"]
     real = default[~default["pair"].isin(GROWN_REAL)]
     tau = span(lost(real[real["kind"] != ALL]))
+    asked = f"{ASKED}: {amounts('chat-prompts')}"
     return f"""## A real model with what was trained for it
 
 SmolLM2-135M-Instruct in the bits of its file answers messages that nothing was trained on, alone, prompts included:
 tokens per second and, in parentheses, over plain decoding, tau, and the share of drafts accepted. The default finds the
 EAGLE head beside the file. llama.cpp answers the same prompts, its ratio is to our plain decoding. In the runs `grown`
-the same functions cost what 1.7 billion weights do in bfloat16, and 7.2 billion in int8. Messages a kind, answers to
-each and most new tokens: {amounts("chat-prompts")}.
+the same functions cost what 1.7 billion weights do in bfloat16, and 7.2 billion in int8. {asked}.
 
 {table(speed)}
 
@@ -92,10 +93,7 @@ def elsewhere() -> str:
     speed = frame("chat-prompts-amx", "speed")
     told, asked = gains(speed[speed["arm"] == "default"]), amounts("chat-prompts-amx")
     head = ", with the head as it was before" if before_learning("chat-prompts-amx") else ""
-    return (
-        f" On a processor with AMX{head}: {told}. "
-        f"Messages a kind, answers to each and most new tokens: {asked}. " + sources("chat-prompts-amx")
-    )
+    return f" On a processor with AMX{head}: {told}. {ASKED}: {asked}. " + sources("chat-prompts-amx")
 
 
 def beams() -> str:
@@ -104,8 +102,7 @@ def beams() -> str:
         return ""
     return f"""
 
-Four beams in the same way, over beam search and beam sampling without drafts. Messages a kind, answers to each and most
-new tokens: {amounts("chat-beams")}.
+Four beams in the same way, over plain ones. {ASKED}: {amounts("chat-beams")}.
 
 {table(frame("chat-beams", "speed"))}
 

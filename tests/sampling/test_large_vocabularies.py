@@ -10,10 +10,12 @@ from leading_rows import among
 
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
+from draftwood.core.row_tops import LogitsRow
 from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, largest, warp
 from draftwood.sampling.drawing import SMALL, Weights
 from draftwood.sampling.params import SamplingParams as Params
 from draftwood.sampling.penalties import Penalties
+from draftwood.sampling.rows import leading as first
 from draftwood.sampling.truncation import kept, leading, nucleus, ranked
 from draftwood.verify import bound
 from draftwood.verify.beam_search import BeamSearch
@@ -203,3 +205,31 @@ def test_the_largest_above_a_number(size: int) -> None:
         wanted = row > above if len(some) <= count else row >= some[count - 1]
         if np.isfinite(row.max()):
             assert leading(row, count, above).tolist() == np.flatnonzero(wanted).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the native library, where it is there; by NumPy
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 3000, 50_257])
+def test_leading_tokens_are_those_of_sorting(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    for trial in range(20):
+        logits = (torch.randn(size, generator=generator) * 3).round(decimals=trial % 3).to(dtype)
+        if trial % 2:
+            logits[torch.rand(size, generator=generator) < 0.9] = -math.inf
+            logits[trial % size] = 0.5
+        log_sum = float(logits.logsumexp(-1))
+        order = [place for place in logits.argsort(descending=True, stable=True).tolist() if logits[place] > -math.inf]
+        for count in (1, 8, 70):
+            found = first(LogitsRow(logits, log_sum), count)
+            assert found.tokens == order[:count]
+            assert found.log_probs == [float(logits[place]) - log_sum for place in order[:count]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_leading_tokens_of_what_is_no_distribution(bad: float, dtype: torch.dtype) -> None:
+    logits = torch.zeros(5000, dtype=dtype)
+    logits[17] = bad
+    with pytest.raises(NonFiniteError):
+        first(LogitsRow(logits, float(logits.logsumexp(-1))), 4)
+    with pytest.raises(NonFiniteError):
+        first(LogitsRow(logits.log_softmax(-1), 0.0), 4)
