@@ -79,7 +79,7 @@ class BeamDrafter(Drafter):
             memory = self.memory if self.remembers or self.source is None else None
             if asked and not said and memory is None:
                 break
-            rows = _Rows(memory, forest, live, forced, said, propose)
+            rows = _Rows(memory, forest, live, forced, said, propose, whole=bool(depth.needs - LOAD))
             if rows.few and not any(row.tokens for row in rows.told().values()):
                 break
             if not (alone or depth.keeps(partial(rows.sureness, nodes, self._weight))):
@@ -129,6 +129,7 @@ class BeamDrafter(Drafter):
             step = self.search.step(before, rows.leading, lambda row, token: token in forest.end)
             draws = [(live[row], token) for row, token in step.live]
             weights = dict(zip(draws, step.live_scores, strict=True))
+            fit = rows.dense() if rows.whole else None
         else:
             if rows.few and self.warp == "joint":
                 told, best = rows.told(), max(self._weight[node] for node in nodes)
@@ -207,6 +208,8 @@ class _Rows:
     forced: Sequence[int]
     said: Mapping[int, LogitsRow]  # the source's
     propose: Proposer
+    whole: bool = False  # whether somebody reads whole rows
+    _dense: Tensor | None = field(init=False, default=None)
     _mixtures: dict[int, Mixture] = field(init=False, default_factory=dict)
     _likeliest: dict[int, Leading] = field(init=False, default_factory=dict)
 
@@ -237,14 +240,14 @@ class _Rows:
 
     def leading(self, count: int) -> list[Leading]:
         """The `count` most probable tokens after each node."""
-        if self.propose.edit is None:
+        if self.propose.edit is None and not self.whole:
             return [self.likeliest(node, count) for node in self.live]
         return [leading(row, count) for row in as_rows(self.dense())]
 
     @property
     def few(self) -> bool:
         """Whether no more than a few tokens after each node need be drafted: what the memory tells, and no model."""
-        return not self.said and self.propose.edit is None and self.memory is not None
+        return not (self.said or self.whole) and self.propose.edit is None and self.memory is not None
 
     def told(self) -> dict[int, Leading]:
         """After each node the tokens that the memory tells, or of the target's own row the most probable."""
@@ -254,6 +257,8 @@ class _Rows:
 
     def dense(self) -> Tensor:
         """Log-probabilities [live nodes, V]."""
+        if self._dense is not None:
+            return self._dense
         rows: dict[int, Tensor] = {node: row.logits for node, row in self.forest.known.items() if node in self.live}
         like = next((row.logits for row in self.said.values()), next(iter(rows.values()), self.propose.blank))
         if len(like) != self.propose.vocab_size:
@@ -267,7 +272,8 @@ class _Rows:
                 said = self.said.get(node)
                 rows[node] = self._mixture(node).dense(None if said is None else said.logits, like)
         logits = torch.stack([rows[node] for node in self.live])
-        return torch.log_softmax(self.propose.edited(self.forest, self.live, logits), -1)
+        self._dense = torch.log_softmax(self.propose.edited(self.forest, self.live, logits), -1)
+        return self._dense
 
     def sureness(self, nodes: Sequence[int], weight: Mapping[int, float], least: float) -> float:
         """e^-H of the draft's entropy H, in nats, of the next token given the beam; 1 where the target's own is known.

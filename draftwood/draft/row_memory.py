@@ -18,6 +18,7 @@ from draftwood.sampling.distributions import Distributions
 from draftwood.sampling.rows import Leading
 
 LONGEST = 4  # tokens of a context
+MOST_CONTEXTS = 1 << 16  # that are kept, the oldest go first; about 0.5 kB each
 LATEST = 4  # distributions that are kept of a context
 LIKELIEST = 8  # tokens that are kept of a distribution
 NEGLIGIBLE = 0.02  # share of a mixture
@@ -108,3 +109,5 @@ class RowMemory:
             rows.append(row)
             if len(rows) > LATEST:
                 del rows[0]
+        while len(self._rows) > MOST_CONTEXTS:
+            del self._rows[next(iter(self._rows))]

@@ -59,6 +59,14 @@ def test_the_latest_distributions_are_kept() -> None:
     assert all(1 <= len(context) <= LONGEST for context in memory._rows)
 
 
+def test_the_oldest_contexts_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.draft.row_memory.MOST_CONTEXTS", 6)
+    memory = RowMemory()
+    for number in range(8):
+        memory.learn(said([number, 100 + number], [0.5, 0.5])[1])
+    assert len(memory._rows) == 6 and memory.after([107]).mass and not memory.after([100]).mass
+
+
 def test_a_mixture_is_a_distribution_wherever_it_is_asked() -> None:
     mixture, like = Mixture({2: 0.5, 0: 0.2}, 0.3), torch.zeros(4, dtype=torch.float64)
     torch.testing.assert_close(mixture.dense(None, like).exp(), torch.tensor([0.275, 0.075, 0.575, 0.075]).double())
@@ -139,3 +147,19 @@ def test_memory_alone_makes_layers_stand() -> None:
     plain = engine.generate(prompt, {"name": "beam-search", "width": 3, "n_best": 3}, max_new_tokens=40)
     assert [beam.tokens for beam in found.beams] == [beam.tokens for beam in plain.beams]
     assert found.metrics.rounds < 0.9 * plain.metrics.rounds
+
+
+@pytest.mark.parametrize("name", ["speculative-beam-search", "dsbd"])
+@pytest.mark.parametrize("drafter", ["lookup", "model"])
+@pytest.mark.parametrize("depth", ["confidence:1.0", "entropy:0.0"])
+def test_controllers_read_what_was_drafted_from(name: str, drafter: str, depth: str) -> None:
+    """One that is never sure enough stops after a layer, one that always is goes on to the last."""
+    engine = Engine(TabularModel.random(5, seed=1, order=4), [TabularModel.random(5, seed=1, order=2)])
+    method = {"name": name, "drafter": drafter, "width": 2, "draft_width": 3, "gamma": 3, "depth": depth}
+    prompt = [1 + token % 4 for token in range(20)]
+    sure = {**method, "depth": {"confidence:1.0": "confidence:0.0", "entropy:0.0": "entropy:100"}[depth]}
+    deepest = [
+        max(round_.attempted for round_ in engine.generate(prompt, one, max_new_tokens=16, seed=3).rounds)
+        for one in (method, sure)
+    ]
+    assert deepest[0] == 1 and deepest[1] > 1
