@@ -189,8 +189,8 @@ class SpeculativeBeamSearch(SourcedMethod, PlainBeamSearch):
 
     draft_width: int | None = Field(default=None, ge=1, le=256, description="beams per drafted layer; null: width")
     gamma: int = Field(default=2, ge=0, le=64, description="layers drafted per round")
-    memory: bool = Field(default=True, description=MEMORY)
     depth: Depth = "auto"
+    memory: bool = Field(default=True, description=MEMORY)
 
     sizes = ("draft_width", "gamma")
 

@@ -78,6 +78,10 @@ class Driver:
     def cancel(self, task: DecodingTask[Any], error: BaseException | None = None) -> None:
         """End a request when the step under way is through, with `error` if there is one; see `Scheduler.cancel`."""
         self.scheduler.cancel(task, error)
+        if self._thread is None:  # it did not begin, since Ctrl-C came first: nobody steps
+            with self._starting:
+                if self._thread is None:
+                    self.scheduler.receive()
 
     def events(self, task: DecodingTask[Event], each: bool = True) -> Generator[Event, None, None]:
         """Submit a request and yield its events: each as it comes, or all of them when it has ended.
