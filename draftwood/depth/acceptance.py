@@ -15,7 +15,6 @@ from draftwood.depth.rules import DraftState
 CONFIDENCE_BINS = 8
 UNKNOWN_BIN = CONFIDENCE_BINS  # of layers whose confidence is not known, and of what stands before a first layer
 PRIOR_RATE = 0.7  # acceptance before anything was seen: rather high, so that drafting is tried
-DRAWN_BEAMS_RATE = 0.35  # the same of a layer of drawn beams, all of which must be accepted
 PRIOR_TRIALS = 4.0  # trials that such a guess counts for
 MEASURED_TRIALS = 24.0  # the same of what was measured in training, for a request that learns of its own rounds alone
 MAX_RATE = 0.985  # of a guess

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.acceptance import (
-    DRAWN_BEAMS_RATE,
     GREEDY_RATES,
     MAX_RATE,
     PRIOR_RATE,
@@ -71,16 +70,15 @@ class Auto(DepthController):
     A model that has not read the text so far must read it before it drafts; it begins only where the tokens that may
     still come save as much time. Where drafts do not pay, one is tried now and then, with TRIAL_SHARE of the time; more
     often while requests that learn together know little. A round for which neither the model nor lookup promises
-    anything `rests`, and costs what plain decoding costs. Of beams a layer is drafted below all `hypotheses`, and
-    counts as accepted where all that are needed were drafted.
+    anything `rests`, and costs what plain decoding costs. Beams
+    have a controller of their own, `AutoBeams`.
 
     No decision depends on a token that is not drawn yet, so the distribution of the output is the same at any load.
     """
 
     most: int
     widths: tuple[int, ...] = (1,)  # children per node, layer by layer; the last one repeats
-    roots: int = 1  # nodes that the first layer hangs on, or drafted beams
-    hypotheses: int = 1  # beams that a round begins with
+    roots: int = 1  # nodes that the first layer hangs on
     lookup: bool = False  # whether lookup drafts too
     model: bool = True  # whether a model drafts
     discount: float = 0.99
@@ -136,7 +134,7 @@ class Auto(DepthController):
         if last and evidence.rounds <= last.valid_until and evidence.drafted <= 2 * last.evidence + 2:
             return last
         prior, guesses = self._first_guess()
-        trials = PRIOR_TRIALS if self.shared or self.hypotheses > 1 else self.prior_trials
+        trials = PRIOR_TRIALS if self.shared else self.prior_trials
         plan = DraftPlan(
             load.counts,
             evidence.rates.own.chances(guesses, prior, trials),
@@ -159,13 +157,9 @@ class Auto(DepthController):
     def _first_guess(self) -> tuple[float, Sequence[float]]:
         """The chance of a layer before any was seen, and that by its confidence.
 
-        A request of one hypothesis tries drafts, though other texts did without. For beams trials are dear: they go by
-        what other texts gained, and where texts must repeat by a lower guess. The confidence of the surest beam says
-        little of all.
+        A request tries drafts, though other texts did without.
         """
         known = self.shared_evidence.rates.next.rate()
-        if self.hypotheses > 1:
-            return (known if self.shared else DRAWN_BEAMS_RATE), ()
         return (max(PRIOR_RATE, known) if self.shared else self.prior), self.guesses
 
     def _catch_up_seconds(self, load: Load) -> float:

@@ -104,6 +104,7 @@ class AutoBeams(DepthController):
     _chances: list[float] = field(init=False, default_factory=list)  # of a layer, by how sure the draft is
     _bins: list[int] = field(init=False, default_factory=list)  # of the layers that the round drafts
     _reach: float = field(init=False, default=1.0)  # chance that these stand
+    _begun: bool = field(init=False, default=False)  # whether the model has drafted
     _asked: int = field(init=False, default=0)  # layers that the model was asked for
 
     def for_request(self) -> AutoBeams:
@@ -164,8 +165,11 @@ class AutoBeams(DepthController):
         return way
 
     def _too_late(self, worth: dict[Way, float], load: Load) -> bool:
-        """Whether what the model must read before it can draft takes longer than it may still gain."""
-        if self._way == Way.MODEL:  # it has read almost all
+        """Whether what the model must read before it can draft takes longer than it may still gain.
+
+        A request whose text must repeat asks that until the model has begun: what is read then differs from run to run.
+        """
+        if self._way == Way.MODEL or (self._begun and not self.shared):  # it has read almost all
             return False
         rounds = load.tokens_left() * max(0.0, worth[Way.MODEL] - max(0.0, worth.get(Way.MEMORY, 0.0)))
         return load.catch_up_seconds() > rounds * self._round_seconds
@@ -176,6 +180,7 @@ class AutoBeams(DepthController):
             return False
         goes_on = self._pays(len(self._bins), max(self._chances), self._asking if self.asks else 0.0)
         self._asked += goes_on and self.asks
+        self._begun |= goes_on and self.asks
         return goes_on
 
     def keeps(self, sureness: Callable[[float], float]) -> bool:

@@ -18,7 +18,8 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.core.row_tops import RowTops
 from draftwood.depth.load import ALONE, Load
-from draftwood.sampling.distributions import Streams, element
+from draftwood.sampling.distributions import Streams
+from draftwood.sampling.rows import element
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})

@@ -23,8 +23,8 @@ from draftwood.draft.blocks import BlockSource
 from draftwood.draft.row_memory import LIKELIEST, LONGEST, Mixture, RowMemory
 from draftwood.draft.shared import SharedSession
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling.distributions import Distributions, as_rows, normalised
-from draftwood.sampling.rows import Leading, leading
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.rows import Leading, as_rows, leading, normalised
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Seeded, joint_of_likeliest
 from draftwood.verify.layers import extended, joint_over

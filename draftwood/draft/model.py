@@ -18,7 +18,8 @@ from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling.distributions import Distributions, element
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.rows import element
 
 
 @dataclass(slots=True)

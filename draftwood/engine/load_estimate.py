@@ -12,8 +12,6 @@ from draftwood.engine.request import Request
 from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 from draftwood.runtime.session import Session
 
-COUNTS_SECONDS = 1e-8  # nominal ones for each token of the vocabulary, to draft below a beam from counts of n-grams
-
 
 class LoadEstimate:
     """Estimates the `Load` of one request before each of its rounds.
@@ -70,10 +68,9 @@ class LoadEstimate:
         verify, *drafts = curves = self._all_curves(NOMINAL_COSTS, NOMINAL_DRAFT_COSTS)
         if not all(curve.sized for curve in curves):
             return ALONE
-        counts = COUNTS_SECONDS * self._target.model.vocab_size if self._hypotheses > 1 and not drafts else 0.0
         behind = sum(draft.behind(verify) for draft in drafts)
         return Load(
-            lambda rows: behind + rows * counts + sum(draft.seconds(rows, self._hypotheses) for draft in drafts),
+            lambda rows: behind + sum(draft.seconds(rows, self._hypotheses) for draft in drafts),
             lambda rows: verify.seconds(rows, self._hypotheses),
             catch_up_seconds=lambda: self._unread_seconds(drafts),
             tokens_left=self.tokens_left,

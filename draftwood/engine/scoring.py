@@ -10,7 +10,7 @@ from draftwood.core.row_tops import LogitsRow
 from draftwood.core.topology import trunk_node
 from draftwood.engine.recording import likeliest
 from draftwood.runtime.session import Decoding, Run, Session
-from draftwood.sampling.distributions import log_prob, normalised
+from draftwood.sampling.rows import log_prob, normalised
 
 PIECE = 256  # tokens whose logits are held at once
 ROWS = 16  # of them, whose log-probabilities are

@@ -19,7 +19,7 @@ from draftwood.core.row_tops import LogitsRow, RowTops
 from draftwood.sampling import rows, truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading, softmax
+from draftwood.sampling.rows import Leading, as_rows, element, log_prob, normalised, softmax
 
 LEADING = 12  # tokens of a row that are looked for together
 
@@ -105,31 +105,6 @@ def best(logits: Tensor) -> list[int]:
     """The place of the largest in each row of logits [n, V], the first among ties."""
     result: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
     return result
-
-
-def element(row: Tensor, place: int) -> float:
-    """One number of a row [V]."""
-    return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
-
-
-def normalised(rows: Sequence[LogitsRow]) -> list[LogitsRow]:
-    """Rows [V] whose numbers less `log_sum` are the log-softmax of some logits: those with a `log_sum` as they are."""
-    others = [row.logits for row in rows if row.log_sum is None]
-    if not others:
-        return list(rows)
-    made = iter(torch.log_softmax(torch.stack(others), -1))
-    return [LogitsRow(next(made), 0.0) if row.log_sum is None else row for row in rows]
-
-
-def as_rows(log_probs: Tensor) -> list[LogitsRow]:
-    """Log-probabilities [n, V] as rows."""
-    return [LogitsRow(row, 0.0) for row in log_probs]
-
-
-def log_prob(row: LogitsRow, token: int) -> float:
-    """The log-probability of a token by a row that is `normalised`."""
-    assert row.log_sum is not None
-    return element(row.logits, token) - row.log_sum
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:

@@ -95,6 +95,31 @@ def draw_logits(start: int, size: int, best: int, temperature: float, u: float) 
     return _possible(token), log_prob.value
 
 
+def element(row: Tensor, place: int) -> float:
+    """One number of a row [V]."""
+    return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
+
+
+def normalised(rows: Sequence[LogitsRow]) -> list[LogitsRow]:
+    """Rows [V] whose numbers less `log_sum` are the log-softmax of some logits: those with a `log_sum` as they are."""
+    others = [row.logits for row in rows if row.log_sum is None]
+    if not others:
+        return list(rows)
+    made = iter(torch.log_softmax(torch.stack(others), -1))
+    return [LogitsRow(next(made), 0.0) if row.log_sum is None else row for row in rows]
+
+
+def as_rows(log_probs: Tensor) -> list[LogitsRow]:
+    """Log-probabilities [n, V] as rows."""
+    return [LogitsRow(row, 0.0) for row in log_probs]
+
+
+def log_prob(row: LogitsRow, token: int) -> float:
+    """The log-probability of a token by a row that is `normalised`."""
+    assert row.log_sum is not None
+    return element(row.logits, token) - row.log_sum
+
+
 class Leading(NamedTuple):
     """The tokens of a row's largest log-probabilities, best first, of equals the lowest first; no impossible ones."""
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, truncated, warp
+from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading
+from draftwood.sampling.rows import Leading, element
 from draftwood.sampling.truncation import Places
 
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling.distributions import Distributions, Streams, element
-from draftwood.sampling.rows import excess
+from draftwood.sampling.distributions import Distributions, Streams
+from draftwood.sampling.rows import element, excess
 from draftwood.verify.tree import acceptance, end_of_path, follow, next_token, without
 
 Note = Callable[[int, float, float, float], None]  # (child, P(x), Q(x), acceptance of the path down to it)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal, Verdict
 from draftwood.core.records import Kind
-from draftwood.sampling.distributions import Distributions, Streams, draw, element
-from draftwood.sampling.rows import excess
+from draftwood.sampling.distributions import Distributions, Streams, draw
+from draftwood.sampling.rows import element, excess
 
 
 def acceptance(p: float, q: float) -> float:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from draftwood.sampling.distributions import as_rows
-from draftwood.sampling.rows import Leading, leading
+from draftwood.sampling.rows import Leading, as_rows, leading
 
 
 def among(log_probs: Tensor) -> Callable[[int], list[Leading]]:
