@@ -106,7 +106,7 @@ class BeamDrafter(Drafter):
     def _said(
         self, forest: Forest, asked: Sequence[int], depth: DepthController, propose: Proposer
     ) -> Generator[Run, Answer, dict[int, LogitsRow]]:
-        """What the source says after some nodes, and where roots are to be weighed after what they hang on."""
+        """The source's rows after some nodes, and after the parents of roots that are to be weighed."""
         source = self.source
         if source is None or not depth.asks or (asked and forest.position(asked[0]) >= source.context):
             return {}
@@ -214,7 +214,7 @@ class _Rows:
     _likeliest: dict[int, Leading] = field(init=False, default_factory=dict)
 
     def _mixture(self, node: int) -> Mixture:
-        """What the memory says after a node."""
+        """The memory's distribution after a node."""
         found = self._mixtures.get(node)
         if found is None:
             found = self._mixtures[node] = Mixture({}, 1.0)

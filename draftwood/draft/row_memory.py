@@ -1,4 +1,4 @@
-"""What a target said after the tokens that a beam ends with: drafts that cost no forward.
+"""Distributions of the target after the tokens that a beam ends with: drafts that cost no forward.
 
 Beams differ in few tokens. What one says another has often said a little sooner, so that the target's distribution
 after the same last tokens is known, second-best tokens and all.

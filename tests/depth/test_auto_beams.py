@@ -12,7 +12,7 @@ from test_load_lossless import ADVERSARIES, by_chance, loads
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 from draftwood.core.records import Round
 from draftwood.depth import AutoBeams, DraftState, Load
-from draftwood.depth.auto_beams import OTHER_ROUNDS, BeamEvidence
+from draftwood.depth.auto_beams import OTHER_ROUNDS, BeamEvidence, Way
 
 
 def test_a_layer_of_beams_is_drafted_below_all_of_them() -> None:
@@ -115,6 +115,19 @@ def test_requests_whose_text_must_repeat_go_by_nominal_costs_and_their_own_round
     alone = shared.repeatable().for_request()
     assert not alone.needs
     assert layers(alone, LOAD, 0.95)
+
+
+def test_a_model_that_has_drafted_goes_on_whatever_others_left_in_a_cache() -> None:
+    """Where texts must repeat; else what it must read counts in every round."""
+    late = Load(lambda rows: 0.01, lambda rows: 1.0, catch_up_seconds=lambda: 50.0, tokens_left=lambda: 9, hypotheses=4)
+    for repeats in (True, False):
+        controller = beams(memory=False)
+        one = controller.repeatable() if repeats else controller
+        layers(one, LOAD, 0.9)
+        assert one.asks
+        one._way = Way.REST
+        one.start(STREAMS, late)
+        assert one.asks == repeats
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": True}, {"drafter": "lookup"}], ids=str)
