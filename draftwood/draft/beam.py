@@ -24,7 +24,7 @@ from draftwood.draft.row_memory import LIKELIEST, LONGEST, Mixture, RowMemory
 from draftwood.draft.shared import SharedSession
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling.distributions import Distributions
-from draftwood.sampling.rows import Leading, as_rows, leading, normalised
+from draftwood.sampling.rows import Leading, as_rows, leading, log_prob, normalised
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Seeded, joint_of_likeliest
 from draftwood.verify.layers import extended, joint_over
@@ -57,7 +57,7 @@ class BeamDrafter(Drafter):
     remembers: bool = True  # without a source it always does
     memory: RowMemory = field(init=False, default_factory=RowMemory)
     _weight: dict[int, float] = field(init=False, default_factory=dict)  # node -> log q of its generated part
-    _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] log q of the tokens after it
+    _row: dict[int, LogitsRow] = field(init=False, default_factory=dict)  # node -> log q of the tokens after it
     _after: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)  # root -> parent, log q of parent
 
     needs: ClassVar[frozenset[str]] = NOTHING
@@ -137,13 +137,14 @@ class BeamDrafter(Drafter):
                 q = joint_of_likeliest(relative, after, nodes, rows.propose.vocab_size, params)
             else:
                 fit = rows.dense()
-                self._row.update(zip(live, fit, strict=True))
-                q = joint_over(nodes, self._weight, forest, fit, params, self.warp)
+                after_live = dict(zip(live, as_rows(fit), strict=True))
+                self._row.update(after_live)
+                q = joint_over(nodes, self._weight, after_live, params, self.warp)
             draws = q.draws(self.width, random, self.replacement)
             if fit is None:
                 weights = {draw: self._weight[draw[0]] + _gain(told.get(draw[0]), draw[1]) for draw in draws}
             else:
-                weights = extended(draws, self._weight, live, fit)
+                weights = extended(draws, self._weight, self._row)
         nodes = list(dict.fromkeys(forest.add_outcome(*draw) for draw in draws))
         return DraftedLayer(q, draws, nodes), weights, fit
 
@@ -165,9 +166,7 @@ class BeamDrafter(Drafter):
             if before not in weight:
                 continue
             if before in row:
-                self._weight[root] = extended([(before, forest.token[root])], weight, [before], row[before][None])[
-                    before, forest.token[root]
-                ]
+                self._weight[root] = weight[before] + log_prob(row[before], forest.token[root])
             else:  # a bonus: the draft has not seen its parent
                 self._after[root] = parent if parent != TRUNK else trunk_node(len(forest.trunk) - 1), weight[before]
 
@@ -185,9 +184,7 @@ class BeamDrafter(Drafter):
         """log q of every root; log p of all of them where one is not known, or impossible under the draft."""
         for root, (parent, weight) in self._after.items():
             if parent in said:
-                outcome = (parent, forest.token[root])
-                log_q = torch.log_softmax(said[parent].logits[None], -1)
-                self._weight[root] = extended([outcome], {parent: weight}, [parent], log_q)[outcome]
+                self._weight[root] = weight + log_prob(normalised([said[parent]])[0], forest.token[root])
         known = all(self._weight.get(root, -math.inf) > -math.inf for root in forest.roots)
         if self.root_weights == "target" or not known:
             self._weight = {root: forest.score[root] for root in forest.roots}

@@ -167,6 +167,12 @@ class Distributions:
         """As `normalised` of the untouched logits after some nodes."""
         return normalised([self.row(node) for node in nodes])
 
+    def normalised_edited(self, nodes: Sequence[int]) -> list[LogitsRow]:
+        """The same of the edited logits."""
+        if self._edit is None:
+            return self.normalised(nodes)
+        return as_rows(torch.log_softmax(self.edited(nodes), -1))
+
     def row(self, node: int) -> LogitsRow:
         """Untouched logits after a node."""
         row = node - self.forest.fresh
@@ -191,7 +197,7 @@ class Distributions:
         """A function that gives as many as it is asked for by the edited logits after some nodes."""
         if self._edit is None:
             return lambda count: [self.leading(node, count) for node in nodes]
-        edited = as_rows(torch.log_softmax(self.edited(nodes), -1))
+        edited = self.normalised_edited(nodes)
         return lambda count: [rows.leading(row, count) for row in edited]
 
     @property
@@ -355,14 +361,13 @@ class Streams:
 
 def draw(probs: Tensor, u: float) -> int:
     """Inverse-CDF draw from weights [V] >= 0 of any sum, with u in [0, 1); a token of weight 0 is never drawn."""
-    token = rows.draw(probs, u)
-    return Weights(probs).draw(u) if token is None else token
+    return draws(probs, [u])[0]
 
 
 def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
-    if len(us) == 1:
-        return [draw(probs, us[0])]
+    if (tokens := rows.draws(probs, us)) is not None:
+        return tokens
     weights = Weights(probs)
     return [weights.draw(u) for u in us]
 

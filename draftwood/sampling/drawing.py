@@ -31,7 +31,7 @@ class Weights:
         self._weights: npt.NDArray[Any] = weights.numpy()
         self._parts: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.float64]]] = {}  # blocks' weights, running sums
         self._block = size if size <= SMALL else BLOCK
-        self._sums = block_sums(weights, self._block)
+        self._sums = block_sums(weights, BLOCK) if size > SMALL else self._part(0)[1][-1:].copy()
         self._add_up()
         if not 0 < self.mass < math.inf:
             raise NonFiniteError(NOT_FINITE)

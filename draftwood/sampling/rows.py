@@ -48,6 +48,30 @@ def softmax_at(start: int, size: int, temperature: float) -> Tensor:
     return probs
 
 
+def joint_shares(
+    scores: Sequence[float], rows: Sequence[LogitsRow | None], temperature: float, ends: bool
+) -> Tensor | None:
+    """The shares [A, V] of beams and tokens, e^((score + log-probability) / temperature) over the sum of all.
+
+    Rows are `normalised`; with `ends` [A, V + 1]: in front the one number that a beam has whose row is None. None: not
+    all rows are the native library's to read. NonFiniteError where shares are not finite.
+    """
+    starts, size = array("Q"), 0
+    for row in rows:
+        start = 0 if row is None else address(row.logits)
+        if start is None:
+            return None
+        starts.append(start)
+        size = size if row is None else row.logits.shape[0]
+    log_sums = array("d", [0.0 if row is None or row.log_sum is None else row.log_sum for row in rows])
+    shares, likelihoods = torch.empty(len(rows), ends + size), array("d", scores)
+    given = (part.buffer_info()[0] for part in (starts, likelihoods, log_sums))
+    scale, threads = 1 / _clamped(temperature), torch.get_num_threads()
+    if loaded_library().dw_joint(len(rows), size, ends, *given, scale, shares.data_ptr(), threads) != 0:
+        raise NonFiniteError(NOT_FINITE)
+    return shares
+
+
 def excess(p: Tensor, q: Tensor | None, factor: float, token: int) -> tuple[Tensor, float]:
     """max(0, a p - q) [V] for a factor a, and its sum; `q` None is the point mass at `token`, which becomes 0."""
     if (start := address(p)) is not None and (q is None or (beside := address(q)) is not None):
@@ -75,24 +99,31 @@ def block_sums(weights: Tensor, block: int) -> npt.NDArray[np.float64]:
     return sums
 
 
-def draw(weights: Tensor, u: float) -> int | None:
-    """The place where the running sum of weights [V] passes u in [0, 1) of the whole; None: for PyTorch to say.
+def draws(weights: Tensor, us: Sequence[float]) -> list[int] | None:
+    """The places where the running sum of weights [V] passes each u in [0, 1) of the whole; None: for PyTorch to say.
 
     NonFiniteError where the weights are no distribution.
     """
-    start = address(weights)
-    return None if start is None else _possible(loaded_library().dw_draw(weights.shape[0], start, u))
+    if (start := address(weights)) is None:
+        return None
+    places, at = array("q", bytes(8 * len(us))), array("d", us)
+    into, numbers = places.buffer_info()[0], at.buffer_info()[0]
+    if loaded_library().dw_draws(weights.shape[0], start, len(us), numbers, into) != 0:
+        raise NonFiniteError(NOT_FINITE)
+    return places.tolist()
 
 
 def draw_logits(start: int, size: int, best: int, temperature: float, u: float) -> tuple[int, float]:
-    """`draw` for the softmax of the logits at an address over a temperature, and the token's log-probability.
+    """One draw for the softmax of the logits at an address over a temperature, and the token's log-probability.
 
     `best` is the place of the largest.
     """
     log_prob = c_double()
     scale = 1 / _clamped(temperature)
     token = loaded_library().dw_draw_logits(size, start, best, scale, u, byref(log_prob))
-    return _possible(token), log_prob.value
+    if token < 0:
+        raise NonFiniteError(NOT_FINITE)
+    return token, log_prob.value
 
 
 def element(row: Tensor, place: int) -> float:
@@ -163,12 +194,6 @@ def address(rows: Tensor) -> int | None:
 
 def _is_native(rows: Tensor) -> bool:
     return rows.dtype == torch.float32 and rows.device.type == "cpu" and not rows.requires_grad
-
-
-def _possible(token: int) -> int:
-    if token < 0:
-        raise NonFiniteError(NOT_FINITE)
-    return token
 
 
 def _clamped(temperature: float) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 log = logging.getLogger(__name__)
 
 
@@ -54,9 +54,10 @@ def library() -> ctypes.CDLL | str:
     lib.dw_model_tokens.argtypes = [c_void_p, c_void_p, c_int64, c_float]
     lib.dw_softmax.argtypes = [c_int64, c_int64, c_void_p, c_float, c_void_p]
     lib.dw_block_sums.argtypes = [c_int64, c_int64, c_void_p, c_void_p]
-    lib.dw_draw.restype, lib.dw_draw.argtypes = c_int64, [c_int64, c_void_p, c_double]
+    lib.dw_draws.argtypes = [c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     lib.dw_draw_logits.restype = c_int64
     lib.dw_draw_logits.argtypes = [c_int64, c_void_p, c_int64, c_float, c_double, c_void_p]
+    lib.dw_joint.argtypes = [c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int]
     lib.dw_excess.restype = c_double
     lib.dw_excess.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_int64, c_void_p]
     lib.dw_leading.restype, lib.dw_leading.argtypes = c_int64, [c_int64, c_void_p, c_int64, c_void_p, c_void_p]

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Outcome
+from draftwood.core.row_tops import LogitsRow
 from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading, element
+from draftwood.sampling.rows import Leading, element, joint_shares
 from draftwood.sampling.truncation import Places
 
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
@@ -179,15 +180,15 @@ class Joint:
         return [self.support.name(place) for place in places]
 
 
-def within(q: Joint, support: Support) -> tuple[Tensor | None, Tensor]:
+def within(q: Joint, support: Support) -> tuple[Places | None, Tensor]:
     """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order."""
     ours = q.support
     if ours.keys is None and support.keys is None and (ours.beams, ours.first) == (support.beams, support.first):
         return None, q.prob
     places, inside = support.places(ours.all_keys())
     if not inside.all():
-        return torch.from_numpy(places[inside]), q.prob[torch.from_numpy(inside)]
-    return torch.from_numpy(places), q.prob
+        return places[inside], torch.from_numpy(q.prob.numpy()[inside])
+    return places, q.prob
 
 
 def align(p: Joint, q: Joint) -> tuple[Support, Tensor, Tensor]:
@@ -223,74 +224,75 @@ def joint_of_likeliest(
         for token, log_prob in sorted(zip(row.tokens, row.log_probs, strict=True)):
             keys.append(begin + token + 1)
             logs.append(score + log_prob)
-    places, prob = entries(torch.tensor(logs, dtype=torch.float64), params)
     kept = np.array(keys, dtype=np.int64)
+    if params.greedy or params.truncates:
+        places, prob = entries(torch.tensor(logs, dtype=torch.float64), params)
+    else:  # so few are soon computed
+        places, most = None, max(logs)
+        weights = [math.exp((log - most) / params.temperature) for log in logs]
+        prob = np.array(weights) / math.fsum(weights)
     return Joint(Support(vocab, kept if places is None else kept[places]), torch.from_numpy(prob))
 
 
 def joint_of(
-    scores: Tensor,
-    log_p: Tensor,
+    scores: Sequence[float],
+    rows: Sequence[LogitsRow | None],
     params: SamplingParams,
     mode: Literal["joint", "token"] = "joint",
-    finished: Sequence[bool] | None = None,
     labels: Sequence[int] | None = None,
 ) -> Joint:
-    """p_beam over beams and tokens from joint log-likelihoods `scores` [A] and `log_p` [A_live, V], which is
-    normalised: log-probabilities of tokens.
+    """p_beam over beams and tokens from joint log-likelihoods `scores` [A] and `normalised` rows [A].
 
-    `finished` [A] marks beams that ended: they have the one outcome FINISHED at their own likelihood and no row.
-    Rows follow the live beams in the order of `scores`. `labels` [A] (default 0..A-1) name the beams.
-    mode "joint" warps the joint (paper), "token" each beam's conditional first, a finished beam keeping its mass.
-    Temperature 0 in mode "joint" is the one best outcome, ties to the lowest label, then token.
+    A beam without a row (None) has ended: it has the one outcome FINISHED at its own likelihood. `labels` [A] (default
+    0..A-1) name the beams. mode "joint" warps the joint (paper), "token" each beam's conditional first, a finished beam
+    keeping its mass. Temperature 0 in mode "joint" is the one best outcome, ties to the lowest label, then token.
     """
-    count, vocab = scores.shape[0], log_p.shape[-1]
-    names = list(range(count)) if labels is None else list(labels)
-    done = [False] * count if finished is None else list(finished)
-    order = sorted(range(count), key=names.__getitem__)
-    if order != list(range(count)):
-        row_of = {beam: row for row, beam in enumerate(i for i in range(count) if not done[i])}
-        log_p = log_p[[row_of[i] for i in order if not done[i]]]
-        scores = scores[order]
-        done = [done[i] for i in order]
+    labels = range(len(scores)) if labels is None else labels
+    named, scores, rows = zip(*sorted(zip(labels, scores, rows, strict=True), key=lambda one: one[0]), strict=True)
+    vocab = next(len(row.logits) for row in rows if row is not None)
+    first = 0 if None in rows else 1
+    columns = vocab + 1 - first
+    if mode == "joint" and len(rows) * columns > SMALL and not (params.greedy or params.truncates):
+        grid = joint_shares(scores, rows, params.temperature, not first)
+        if grid is not None:
+            return Joint(Support(vocab, None, named, first), grid.view(-1))
+    log_p = torch.stack([row.logits - row.log_sum if row.log_sum else row.logits for row in rows if row is not None])
+    precise = torch.promote_types(log_p.dtype, torch.float32)
+    likelihoods = torch.tensor(scores, dtype=precise, device=log_p.device)
+    done = [row is None for row in rows]
     if mode == "joint":
-        log_joint, first = _log_joint(scores, log_p, done)
-        columns = log_joint.shape[1]
-        places, prob = entries(log_joint.flatten(), params)
+        places, prob = entries(_log_joint(likelihoods, log_p, done).flatten(), params)
     else:
-        dense, first = _per_beam(scores, warp(log_p, params), done)
-        columns = dense.shape[1]
-        places, prob = _positive(dense.flatten())
-    named = [names[i] for i in order]
+        places, prob = _positive(_per_beam(likelihoods, warp(log_p, params), done).flatten())
     if places is None:
-        return Joint(Support(vocab, None, tuple(named), first), torch.from_numpy(prob))
+        return Joint(Support(vocab, None, named, first), torch.from_numpy(prob))
     begins = np.array(named, dtype=np.int64) * (vocab + 1) + first  # keys of the first column
-    ends = places.searchsorted(np.arange(1, len(order)) * columns)  # of each beam's, which is cheaper than dividing
-    shift = begins - np.arange(len(order)) * columns
+    ends = places.searchsorted(np.arange(1, len(rows)) * columns)  # of each beam's, which is cheaper than dividing
+    shift = begins - np.arange(len(rows)) * columns
     keys = places + np.repeat(shift, np.diff(ends, prepend=0, append=len(places)))
     return Joint(Support(vocab, keys), torch.from_numpy(prob))
 
 
-def _log_joint(scores: Tensor, log_p: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
-    """log p(x)·p(v|x) [A, V]; with finished beams [A, V + 1], FINISHED first. And what to add to a column: 1 or 0."""
+def _log_joint(scores: Tensor, log_p: Tensor, done: Sequence[bool]) -> Tensor:
+    """log p(x)·p(v|x) [A, V]; with finished beams [A, V + 1], FINISHED first."""
     if not any(done):
-        return scores[:, None] + log_p, 1
+        return scores[:, None] + log_p
     over = torch.tensor(done, device=log_p.device)
     result = scores.new_full((len(done), log_p.shape[-1] + 1), -torch.inf)
     result[~over, 1:] = (scores[~over, None] + log_p).to(result.dtype)
     result[over, 0] = scores[over]
-    return result, 0
+    return result
 
 
-def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
+def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> Tensor:
     """The same of warped conditionals: norm(p(x))·T∘p(v|x)."""
     if any(done):
         over = torch.tensor(done, device=probs.device)
         whole = probs.new_zeros(len(done), probs.shape[-1] + 1)
         whole[~over, 1:] = probs
         whole[over, 0] = 1.0
-        return torch.softmax(scores, -1)[:, None] * whole, 0
-    return torch.softmax(scores, -1)[:, None] * probs, 1
+        return torch.softmax(scores, -1)[:, None] * whole
+    return torch.softmax(scores, -1)[:, None] * probs
 
 
 def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:

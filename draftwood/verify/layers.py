@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import BeamLayer, Judged, Kind, Outcome
+from draftwood.core.row_tops import LogitsRow
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.rows import log_prob
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import Joint, Seeded, joint_of
@@ -22,29 +21,23 @@ from draftwood.verify.width import WidthRule
 def joint_over(
     nodes: Sequence[int],
     score: Mapping[int, float],
-    forest: Forest,
-    log_p: Tensor,
+    rows: Mapping[int, LogitsRow],
     params: SamplingParams,
     warp: Literal["joint", "token"],
 ) -> Joint:
-    """The joint of distinct `nodes` and tokens (DSBD Eq. 1); log_p [live nodes, V] in the order of `nodes`."""
+    """The joint of distinct `nodes` and tokens (DSBD Eq. 1), by the normalised row after each live node."""
     best = max(score[node] for node in nodes)
-    relative = torch.tensor([score[node] - best for node in nodes], dtype=log_p.dtype, device=log_p.device)
-    return joint_of(relative, log_p, params, warp, [node in forest.finished for node in nodes], nodes)
+    return joint_of([score[node] - best for node in nodes], [rows.get(node) for node in nodes], params, warp, nodes)
 
 
 def extended(
-    outcomes: Sequence[Outcome], score: Mapping[int, float], live: Sequence[int], log_p: Tensor
+    outcomes: Sequence[Outcome], score: Mapping[int, float], rows: Mapping[int, LogitsRow]
 ) -> dict[Outcome, float]:
-    """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); log_p [live nodes, V], rows as in `live`."""
-    row = {node: i for i, node in enumerate(live)}
-    grown = [outcome for outcome in outcomes if outcome[1] != FINISHED]
-    places = torch.tensor([row[node] * log_p.shape[-1] + token for node, token in grown], device=log_p.device)
-    gained = log_p.take(places).tolist() if grown else []
-    result = {outcome: score[outcome[0]] for outcome in outcomes}
-    for outcome, gain in zip(grown, gained, strict=True):
-        result[outcome] = score[outcome[0]] + gain  # once, however often it was drawn
-    return result
+    """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); `rows`: the normalised row after each live node."""
+    return {
+        (node, token): score[node] + (0.0 if token == FINISHED else log_prob(rows[node], token))
+        for node, token in outcomes
+    }
 
 
 class BeamSampling:
@@ -77,8 +70,8 @@ class BeamSampling:
         accepted, last = 0, 0
         for drafted in [*forest.layers, None]:
             live = [node for node in nodes if node not in forest.finished]
-            log_p = torch.log_softmax(target.edited(live), -1)
-            p = joint_over(nodes, score, forest, log_p, target.params, self.warp)
+            rows = dict(zip(live, target.normalised_edited(live), strict=True))
+            p = joint_over(nodes, score, rows, target.params, self.warp)
             if drafted is None:
                 layer = sample_layer(p, bonus_width(last, self.rule), randomness, self.replacement)
             else:
@@ -89,7 +82,7 @@ class BeamSampling:
             probs = p.probs(beams)
             warped.update(zip(beams, map(_log, probs), strict=True))
             if self.warp == "joint":
-                grown = extended(beams, score, live, log_p)
+                grown = extended(beams, score, rows)
             else:  # log-likelihoods under the warped conditionals: all but the sum over beams is in the joint
                 best = max(score[node] for node in nodes)
                 total = best + math.log(math.fsum(math.exp(score[node] - best) for node in nodes))

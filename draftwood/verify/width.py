@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
+from draftwood.sampling.truncation import Places
+from draftwood.verify.joint import Probabilities
 
 PACKED = 8  # of so many rejections, one leaves out what is no longer positive
 ROUNDING = 1e-12  # sums of probabilities that should be 1 may miss it by this much
@@ -27,14 +29,12 @@ class ResidualChain:
     q [m] lies at the `places` [m] of p, and is 0 elsewhere; without places it is [n].
     """
 
-    def __init__(self, p: Tensor, q: Tensor, places: Tensor | None = None) -> None:
-        self._p, self._q, self._places = p, q, places
-        self._elsewhere = 0.0  # p where q is 0
-        if places is not None:
-            rest = p.index_fill(0, places, 0.0)
-            self._elsewhere = float(rest.sum(dtype=torch.float64))
-            p = p[places].double()
-        self._left = p, q  # where p - c·q can still be positive: c only grows
+    def __init__(self, p: Tensor, q: Tensor, places: Places | None = None) -> None:
+        self._whole, self._places = p, places
+        self._p: Probabilities = p.numpy() if places is None else p.numpy()[places].astype(np.float64)
+        self._q: Probabilities = q.numpy()
+        self._elsewhere = 0.0 if places is None else max(0.0, 1.0 - float(self._p.sum()))  # p where q is 0
+        self._left = self._p, self._q  # where p - c·q can still be positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
 
@@ -45,7 +45,7 @@ class ResidualChain:
             mass = 0.0
             if self._mass[-1] > 0:
                 p, q = self._left
-                rest = torch.sub(p, q, alpha=shift).clamp_(min=0)
+                rest = _positive_part(p, q, shift)
                 mass = self._elsewhere + float(rest.sum())
                 if len(self._mass) % PACKED == 0:  # looking for them takes longer than a step
                     positive = rest > 0
@@ -63,17 +63,26 @@ class ResidualChain:
         """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree)."""
         shift, mass = self._step(rejections)
         if mass <= 0 or rejections == 0:
-            return self._p
-        if self._places is None:
-            return torch.sub(self._p, self._q, alpha=shift).clamp_(min=0).div_(mass)
-        rest = self._p[self._places].double().sub_(self._q, alpha=shift).clamp_(min=0)
-        return self._p.index_copy(0, self._places, rest.to(self._p.dtype)).div_(mass)
+            return self._whole
+        rest = _positive_part(self._p, self._q, shift)
+        if self._places is not None:
+            whole = self._whole.numpy().copy()
+            whole[self._places] = rest
+            rest = whole
+        rest /= mass
+        return torch.from_numpy(rest)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""
         self._step(count)
         masses = self._mass
         return [1.0 - min(1.0, masses[j + 1] / masses[j]) if masses[j] > 0 else 1.0 for j in range(count)]
+
+
+def _positive_part(p: Probabilities, q: Probabilities, shift: float) -> Probabilities:
+    """max(0, p - shift·q)."""
+    rest = p - shift * q
+    return np.maximum(rest, 0.0, out=rest)
 
 
 def acceptance_counts(alphas: Sequence[float]) -> list[float]:

@@ -1,6 +1,7 @@
 #include "abi.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -37,30 +38,35 @@ template <class R, class F> static R guarded(R instead, F f) {
 
 constexpr int64_t DRAWN = 512;  // weights that are summed up together
 
-// The place where weights pass u times their sum: first among blocks, whose weights block(first, count) gives, then within one.
-template <class F> static int64_t drawn(int64_t n, double u, double* sum, F block) {
+static bool possible(double total) { return total > 0 && std::isfinite(total); }
+
+// The places where weights pass each u times their sum, which is returned: first among blocks, whose weights block(first, count)
+// gives, then within one. No places where the sum is 0 or not finite.
+template <class F> static double drawn(int64_t n, int64_t draws, const double* u, int64_t* place, F block) {
   static thread_local std::vector<double> sums;
   sums.clear();
-  double total = 0, before = 0;
+  double total = 0;
   for (int64_t first = 0; first < n; first += DRAWN) {
     const int64_t count = std::min(DRAWN, n - first);
     sums.push_back(kernels().whole_sum(block(first, count), count));
     total += sums.back();
   }
-  if (sum) *sum = total;
-  if (!(total > 0 && std::isfinite(total))) return -1;
-  const double sought = u * total;
-  int64_t last = 0;
-  size_t place = 0;
-  while (place + 1 < sums.size() && before + sums[place] <= sought) before += sums[place++];
-  const int64_t first = static_cast<int64_t>(place) * DRAWN, count = std::min(DRAWN, n - first);
-  const float* weight = block(first, count);
-  for (int64_t i = 0; i < count; i++) {
-    if (!(weight[i] > 0)) continue;
-    last = i;  // where rounding leads past the end, the last one that is possible
-    if ((before += weight[i]) > sought) break;
+  for (int64_t draw = 0; draw < draws && possible(total); draw++) {
+    const double sought = u[draw] * total;
+    double before = 0;
+    int64_t last = 0;
+    size_t at = 0;
+    while (at + 1 < sums.size() && before + sums[at] <= sought) before += sums[at++];
+    const int64_t first = static_cast<int64_t>(at) * DRAWN, count = std::min(DRAWN, n - first);
+    const float* weight = block(first, count);
+    for (int64_t i = 0; i < count; i++) {
+      if (!(weight[i] > 0)) continue;
+      last = i;  // where rounding leads past the end, the last one that is possible
+      if ((before += weight[i]) > sought) break;
+    }
+    place[draw] = first + last;
   }
-  return first + last;
+  return total;
 }
 
 constexpr int64_t BLOCK = 64;  // neighbours whose largest number tells whether one of them may be among the leading ones
@@ -92,6 +98,44 @@ static int64_t leading(int64_t n, const float* x, int64_t count, int64_t* place,
     value[i] = x[found[i]];
   }
   return kept;
+}
+
+// As dw_joint.
+static bool joint(int64_t beams, int64_t n, int64_t ends, const float* const* x, const double* score, const double* log_sum, float scale,
+                  float* out, int threads) {
+  constexpr int64_t ROOM = 1024;  // numbers that are read again while they are near
+  const int64_t wide = ends + n;
+  std::vector<double> log_share(beams), total(beams, 1);
+  const auto weigh = [&](int64_t beam) {
+    float* made = out + beam * wide + ends;
+    log_share[beam] = static_cast<double>(scale) * score[beam];
+    if (ends) made[-1] = !x[beam];
+    if (!x[beam]) return std::fill_n(made, n, 0.f), void();
+    float largest;
+    kernels().tops(x[beam], n, n, &largest);
+    double sum = 0;
+    for (int64_t first = 0; first < n; first += ROOM) {
+      const int64_t count = std::min(ROOM, n - first);
+      kernels().exps(x[beam] + first, count, largest, scale, made + first);
+      sum += kernels().whole_sum(made + first, count);
+    }
+    total[beam] = sum;
+    if (scale != 1) log_share[beam] += static_cast<double>(scale) * (largest - log_sum[beam]) + std::log(sum);  // else tokens share what it has
+  };
+  std::atomic<bool> finite{true};
+  together(beams > 1 ? threads : 1, [&](Crew& crew) {
+    for (int64_t beam; (beam = crew.claim(beams, 1)) >= 0;) weigh(beam);
+    crew.barrier();
+    const double most = *std::max_element(log_share.begin(), log_share.end());
+    double whole = 0;
+    for (double share : log_share) whole += std::exp(share - most);
+    for (int64_t beam; (beam = crew.claim(beams, 1)) >= 0;) {
+      const double factor = std::exp(log_share[beam] - most) / whole / total[beam];
+      if (!std::isfinite(factor)) finite = false;
+      kernels().excess(out + beam * wide, nullptr, static_cast<float>(factor), wide, out + beam * wide);
+    }
+  });
+  return finite;
 }
 
 int dw_version(void) { return DW_VERSION; }
@@ -165,19 +209,26 @@ int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums) {
     return 0;
   });
 }
-int64_t dw_draw(int64_t n, const float* weight, double u) {
-  return guarded<int64_t>(-1, [&] { return drawn(n, u, nullptr, [&](int64_t first, int64_t) { return weight + first; }); });
+int dw_draws(int64_t n, const float* weight, int64_t count, const double* u, int64_t* place) {
+  return guarded(1, [&] { return possible(drawn(n, count, u, place, [&](int64_t first, int64_t) { return weight + first; })) ? 0 : 1; });
 }
 int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob) {
   return guarded<int64_t>(-1, [&] {
     float made[DRAWN];
-    double sum = 0;
-    const int64_t token = drawn(n, u, &sum, [&](int64_t first, int64_t count) {
+    int64_t token = -1;
+    const double sum = drawn(n, 1, &u, &token, [&](int64_t first, int64_t count) {
       kernels().exps(x + first, count, x[best], scale, made);
       return made;
     });
     if (token >= 0) *log_prob = static_cast<double>(scale) * (x[token] - x[best]) - std::log(sum);
     return token;
+  });
+}
+int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale,
+             float* out, int threads) {
+  return guarded(1, [&] {
+    if (!joint(beams, n, ends, x, score, log_sum, scale, out, threads)) throw std::runtime_error("shares are not finite");
+    return 0;
   });
 }
 double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out) {

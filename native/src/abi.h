@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 15 };
+enum { DW_VERSION = 16 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -49,11 +49,16 @@ DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, flo
 DW_API int dw_softmax(int64_t rows, int64_t n, const float* x, float scale, float* out);
 /* sums [ceil(n / block)] of so many weights each, added up as doubles */
 DW_API int dw_block_sums(int64_t n, int64_t block, const float* weight, double* sums);
-/* The place in weights [n] >= 0 where their running sum, in doubles, passes u times the whole one; u in [0, 1). A place of
-   weight 0 is never given; -1 where the sum is 0 or not finite. */
-DW_API int64_t dw_draw(int64_t n, const float* weight, double u);
-/* The same for the weights e^(scale * x) of which x[best] is the largest; *log_prob is the logarithm of the place's share. */
+/* The places in weights [n] >= 0 where their running sum, in doubles, passes u [count] times the whole one; u in [0, 1). A place
+   of weight 0 is never given. Returns 1 where the sum is 0 or not finite. */
+DW_API int dw_draws(int64_t n, const float* weight, int64_t count, const double* u, int64_t* place);
+/* Such a place for the weights e^(scale * x) of which x[best] is the largest, or -1; *log_prob: the logarithm of its share. */
 DW_API int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob);
+/* out [beams][ends + n]: the share of each beam and token, e^(scale * (score + x - log_sum)) over the sum of all; log_sum is that
+   of e^x. With `ends` 1 a number comes before the tokens' ones: all that a beam without x (null), which has ended, has. Returns 1
+   where shares are not finite. */
+DW_API int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale,
+                    float* out, int threads);
 /* out [n] = max(0, factor * p - q), q or null for zeros, and 0 at `without` if it is a place; returns the sum. */
 DW_API double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out);
 

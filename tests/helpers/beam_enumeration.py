@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from enumeration import Law, ScriptedChoices, law_of
+from torch import Tensor
 
 from draftwood.certify.enumeration import Scripted
 from draftwood.core.records import BeamLayer, Outcome
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.rows import as_rows
 from draftwood.verify.beam import verify_layer
 from draftwood.verify.joint import Joint, Support, joint_of
 from draftwood.verify.width import WidthRule
 
 Beams = tuple[Outcome, ...]
+
+
+def joint_by(
+    scores: Tensor,
+    log_p: Tensor,
+    params: SamplingParams,
+    mode: Literal["joint", "token"] = "joint",
+    finished: Sequence[bool] | None = None,
+    labels: Sequence[int] | None = None,
+) -> Joint:
+    """`joint_of` the log-probabilities [live, V] of the beams that have not finished."""
+    live = iter(as_rows(log_p))
+    rows = [None if over else next(live) for over in finished or [False] * len(scores)]
+    return joint_of(scores.tolist(), rows, params, mode, labels)
 
 
 def random_joint(
@@ -25,7 +42,7 @@ def random_joint(
     seed: int,
     params: SamplingParams | None = None,
     finished: Sequence[bool] | None = None,
-    mode: str = "joint",
+    mode: Literal["joint", "token"] = "joint",
     labels: Sequence[int] | None = None,
 ) -> Joint:
     """p_beam of random scores and logits in float64."""
@@ -33,7 +50,7 @@ def random_joint(
     scores = -torch.empty(beams, dtype=torch.float64).exponential_(generator=generator)
     live = beams - sum(finished or ())
     logits = 1.5 * torch.randn(live, vocab, dtype=torch.float64, generator=generator)
-    return joint_of(scores, logits.log_softmax(-1), params or SamplingParams(), mode, finished, labels)  # type: ignore[arg-type]
+    return joint_by(scores, logits.log_softmax(-1), params or SamplingParams(), mode, finished, labels)
 
 
 def of_weights(weights: dict[Outcome, float], vocab: int) -> Joint:

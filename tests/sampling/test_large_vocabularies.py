@@ -11,7 +11,7 @@ from leading_rows import among
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
 from draftwood.core.row_tops import LogitsRow
-from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, largest, warp
+from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, draws, largest, warp
 from draftwood.sampling.drawing import SMALL, Weights
 from draftwood.sampling.params import SamplingParams as Params
 from draftwood.sampling.penalties import Penalties
@@ -108,6 +108,7 @@ def test_draws_are_those_of_the_whole_sum(size: int) -> None:
         token = draw(weights, u)
         assert weights[token] > 0
         assert abs(float(sums[token]) - u * float(sums[-1])) <= float(weights[token]) + 1e-9
+    assert draws(weights, us) == [draw(weights, u) for u in us]
     left, taken = Weights(weights), weights.double().clone()
     for u in us[1:20]:
         sums = taken.cumsum(0)

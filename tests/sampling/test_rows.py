@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from draftwood import NonFiniteError
+from draftwood.core.row_tops import LogitsRow
 from draftwood.sampling import rows
 from draftwood.sampling.distributions import draw
-from draftwood.sampling.rows import address, block_sums, draw_logits, excess, number, softmax
+from draftwood.sampling.rows import address, block_sums, draw_logits, excess, joint_shares, number, softmax
 from draftwood.util import native_library
 
 SIZES = [1, 7, 16, 1000, 1024, 4097, 49_152]
@@ -107,6 +108,47 @@ def test_tokens_drawn_from_logits_are_those_of_their_softmax(size: int, temperat
             assert number(start, token) == row[token]
             for one in (token, draw(probs, u)):
                 assert law[one] > 0 and abs(float(sums[one]) - u) <= float(law[one]) + 2e-6
+
+
+@pytest.mark.parametrize("computed_by", ["native"], indirect=True)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [1e-40, 0.3, 1.0, 1.7, 1e60])
+@pytest.mark.parametrize("ended", [None, 1])
+def test_shares_of_beams_and_tokens(size: int, temperature: float, ended: int | None) -> None:
+    """The softmax of all of them over the temperature, in float64; the same bits with any number of threads."""
+    made, scores = logits(size), [-0.7, -0.2, -2.0]
+    rows = [LogitsRow(row, float(row.double().logsumexp(-1))) for row in made]
+    given = [None if beam == ended else row for beam, row in enumerate(rows)]
+    shares = joint_shares(scores, given, temperature, ended is not None)
+    assert shares is not None
+    log_joint = torch.tensor(scores, dtype=torch.float64)[:, None] + made.double().log_softmax(-1)
+    if ended is not None:
+        log_joint = torch.nn.functional.pad(log_joint, (1, 0), value=-math.inf)
+        log_joint[ended] = -math.inf
+        log_joint[ended, 0] = scores[ended]
+    at = min(max(temperature, 1e-30), 1e30)
+    expected = ((log_joint - log_joint.max()) / at).flatten().softmax(-1).view_as(log_joint)
+    torch.testing.assert_close(shares.double(), expected, atol=1e-30, rtol=1e-4 if temperature != 1 else 3e-6)
+    assert not bool(shares[log_joint == -math.inf].any())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        assert torch.equal(joint_shares(scores, given, temperature, ended is not None), shares)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_shares_that_are_not_finite(bad: float) -> None:
+    made = torch.zeros(2, 5000)
+    made[1, 77] = bad
+    rows = [LogitsRow(row, 8.0) for row in made]
+    if joint_shares([0.0, -1.0], rows[:1] * 2, 1.0, False) is not None:  # the native library's
+        with pytest.raises(NonFiniteError):
+            joint_shares([0.0, -1.0], rows, 1.0, False)
+        with pytest.raises(NonFiniteError):
+            joint_shares([0.0, math.nan], rows[:1] * 2, 1.0, False)
+    assert joint_shares([0.0], [LogitsRow(made[0].double(), 8.0)], 1.0, False) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from beam_enumeration import joint_by
 from enumeration import slow_penalties, slow_warp
 from pydantic import ValidationError
 from torch import Tensor
@@ -13,7 +14,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
 from draftwood.sampling.distributions import warp
 from draftwood.sampling.penalties import Penalties
-from draftwood.verify.joint import Joint, joint_of
+from draftwood.verify.joint import Joint
 
 CPU = torch.device("cpu")
 OPTIONS = [
@@ -112,11 +113,11 @@ def test_the_joint_of_beams_is_warped_as_one(options: dict[str, float]) -> None:
     joint = (scores[:, None] + log_p).flatten()
     expected = torch.tensor(slow_warp(joint.tolist(), params), dtype=torch.float64).view(3, 7)
     torch.testing.assert_close(
-        dense(joint_of(scores, logits.log_softmax(-1), params, "joint")), expected, atol=1e-12, rtol=1e-9
+        dense(joint_by(scores, logits.log_softmax(-1), params, "joint")), expected, atol=1e-12, rtol=1e-9
     )
     normal = logits.log_softmax(-1)
     by_token = torch.softmax(scores, -1)[:, None] * reference(logits, params)
-    torch.testing.assert_close(dense(joint_of(scores, normal, params, "token")), by_token, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(dense(joint_by(scores, normal, params, "token")), by_token, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from beam_enumeration import of_weights, random_joint
+from beam_enumeration import joint_by, of_weights, random_joint
 from enumeration import slow_warp
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Streams
 from draftwood.sampling.params import SamplingParams
-from draftwood.verify.joint import Joint, Seeded, align, joint_of
+from draftwood.verify.joint import Joint, Seeded, align
 from draftwood.verify.width import ResidualChain
 
 PARAMS = [
@@ -54,11 +54,11 @@ def written_out(
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("mode", ["joint", "token"])
 @pytest.mark.parametrize("finished", [[False] * 3, [False, True, False], [True, True, False]])
-def test_joint_equals_equation_1(params: SamplingParams, mode: str, finished: list[bool]) -> None:
+def test_joint_equals_equation_1(params: SamplingParams, mode: Literal["joint", "token"], finished: list[bool]) -> None:
     generator = torch.Generator().manual_seed(3)
     scores = -torch.rand(3, dtype=torch.float64, generator=generator)
     logits = torch.randn(3 - sum(finished), 5, dtype=torch.float64, generator=generator)
-    joint = joint_of(scores, logits.log_softmax(-1), params, mode, finished)  # type: ignore[arg-type]
+    joint = joint_by(scores, logits.log_softmax(-1), params, mode, finished)
     wanted = written_out(scores, logits, params, mode, finished)
     assert joint.table() == pytest.approx(wanted, abs=1e-12)
     assert bool((np.diff(joint.support.all_keys()) > 0).all())
@@ -95,17 +95,17 @@ def test_alignment_is_the_union() -> None:
 def test_dead_beam_and_nan() -> None:
     """A beam of likelihood 0 has no outcomes; NaN logits are an error."""
     logits = torch.zeros(2, 3, dtype=torch.float64)
-    joint = joint_of(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
+    joint = joint_by(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
     assert list(joint.table()) == [(0, 0), (0, 1), (0, 2)]
     logits[0, 0] = math.nan
     with pytest.raises(NonFiniteError):
-        joint_of(torch.zeros(2, dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
+        joint_by(torch.zeros(2, dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probabilities_are_float64_and_normalised(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    joint = joint_of(torch.tensor([0.0, -1.0, -2.0]), logits.log_softmax(-1), SamplingParams(top_k=10))
+    joint = joint_by(torch.tensor([0.0, -1.0, -2.0]), logits.log_softmax(-1), SamplingParams(top_k=10))
     assert joint.prob.dtype == torch.float64
     assert abs(float(joint.prob.sum()) - 1) < 1e-12
 
@@ -126,10 +126,10 @@ def test_grids_of_large_vocabularies(
         logits = 3 * torch.randn(live, vocab, generator=generator)
         logits[:, 7:11] = -math.inf
         log_p, count = logits.log_softmax(-1), len(labels)
-        grid = joint_of(scores[:count], log_p, params, mode, finished, labels)
+        grid = joint_by(scores[:count], log_p, params, mode, finished, labels)
         with monkeypatch.context() as patch:
             patch.setattr("draftwood.verify.joint.SMALL", 1 << 60)
-            return grid, joint_of(scores[:count].double(), log_p.double(), params, mode, finished, labels)
+            return grid, joint_by(scores[:count].double(), log_p.double(), params, mode, finished, labels)
 
     p, p_keys = both(labels, finished)
     q, q_keys = both(labels[:2], finished[:2])
