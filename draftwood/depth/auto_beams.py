@@ -24,13 +24,14 @@ from draftwood.sampling.distributions import Streams
 
 STANDING_RATES = (0.02, 0.08, 0.12, 0.26, 0.33, 0.45, 0.58, 0.74, 0.3)  # by how sure the draft is, of SmolLM2's beams
 KNOWN_SHARE = 0.8  # of a layer that fails: rows that are known in the next round, and make its drafts surer
-WORTH_DISCOUNT = 0.99  # what older rounds count for, for each later one
+OLDER = 0.99  # what older rounds count for, for each later one
 GUESS_ROUNDS = 60.0  # that a first guess counts for
 WORTH_ROUNDS = 60.0  # that what others gained counts for, to a request that goes by its own
 MEMORY_WORTH = 0.06  # tokens that the memory's drafts are held to gain in a round, but for the time that it takes
 MODEL_WORTH = 0.1  # the same of a model's
 MEMORY_SECONDS = 2e-4  # what the memory takes of a round
-LAYER_SECONDS = 3e-4  # what a drafted layer takes beside the forward over its rows
+LAYER_SECONDS = 3e-4  # what a drafted layer takes beside its rows, where that is not measured
+GUESS_LAYERS = 10.0  # that the guess of a layer's beams counts for
 CHEAP_READING = 0.005  # of the time of a round
 OTHER_ROUNDS = 16  # of so many rounds one goes another way than the one that has gained most
 
@@ -44,20 +45,20 @@ class Way(IntEnum):
 
 
 @dataclass(slots=True)
-class Worth:
-    """Discounted rounds that went one way, and the tokens that they gained beyond what their time was worth."""
+class Mean:
+    """A mean of numbers seen, of which older ones count less."""
 
-    rounds: float = 0.0
-    tokens: float = 0.0
+    weight: float = 0.0
+    total: float = 0.0
 
-    def add(self, tokens: float) -> None:
-        """Count a round."""
-        self.rounds = WORTH_DISCOUNT * self.rounds + 1
-        self.tokens = WORTH_DISCOUNT * self.tokens + tokens
+    def add(self, number: float) -> None:
+        """Count a number."""
+        self.weight = OLDER * self.weight + 1
+        self.total = OLDER * self.total + number
 
-    def mean(self, guess: float, trials: float) -> float:
-        """Tokens that a round gains; the guess counts for so many rounds."""
-        return (self.tokens + trials * guess) / (self.rounds + trials)
+    def mean(self, guess: float, weight: float) -> float:
+        """The mean; the guess counts for so many numbers."""
+        return (self.total + weight * guess) / (self.weight + weight)
 
 
 @dataclass(slots=True)
@@ -65,7 +66,8 @@ class BeamEvidence:
     """The outcomes of rounds so far: those of a request while it runs alone, or of all requests that run at once."""
 
     standing: ConfidenceRates = field(default_factory=ConfidenceRates)
-    worth: dict[Way, Worth] = field(default_factory=lambda: {Way.MEMORY: Worth(), Way.MODEL: Worth()})
+    worth: dict[Way, Mean] = field(default_factory=lambda: {Way.MEMORY: Mean(), Way.MODEL: Mean()})  # tokens of a round
+    breadth: Mean = field(default_factory=Mean)  # beams of a drafted layer, over those that it was held to have
     rounds: int = 0
 
 
@@ -96,7 +98,9 @@ class AutoBeams(DepthController):
     _evidence: BeamEvidence = field(init=False, default_factory=BeamEvidence)  # which the round goes by
     _load: Load | None = field(init=False, repr=False, compare=False, default=None)
     _way: Way = field(init=False, default=Way.REST)
-    _prices: list[float] = field(init=False, default_factory=list)  # of each layer, in rounds without drafts
+    _prices: list[float] = field(init=False, default_factory=list)  # of each layer's rows, in rounds without drafts
+    _handling: float = field(init=False, default=0.0)  # price of a layer beside its rows, likewise
+    _breadth: float = field(init=False, default=1.0)  # beams of a layer, over `roots`
     _asking: float = field(init=False, default=0.0)  # price of asking the model for a layer, likewise
     _searching: float = field(init=False, default=0.0)  # price of asking the memory, likewise
     _round_seconds: float = field(init=False, default=1.0)  # of one without drafts
@@ -140,12 +144,14 @@ class AutoBeams(DepthController):
         if self.shared and evidence is self.own_evidence:
             guesses = self.shared_evidence.standing.chances(STANDING_RATES)
         self._chances = evidence.standing.chances(guesses)
+        self._breadth = evidence.breadth.mean(1.0, GUESS_LAYERS)
         self._way = self._best_way(evidence, load)
 
     def _price(self, load: Load) -> None:
         """The prices at a load."""
         drafts, passes = load.steps([self.roots] * self.most)
-        self._prices = [(after - before + LAYER_SECONDS) / passes[0] for before, after in pairwise(passes)]
+        self._prices = [(after - before) / passes[0] for before, after in pairwise(passes)]
+        self._handling = 0.0 if self.shared else LAYER_SECONDS / passes[0]
         self._asking = drafts[1] / passes[0] if self.most and self.model else 0.0
         self._searching = MEMORY_SECONDS / passes[0] if self.memory else 0.0
         self._round_seconds, self._reading = passes[0], READ_SECONDS / passes[0]
@@ -193,7 +199,10 @@ class AutoBeams(DepthController):
 
     def _pays(self, layer: int, chance: float, more: float = 0.0) -> bool:
         stands = self._reach * chance
-        return stands > more + self._prices[layer] * (1 - (self._reach - stands) * KNOWN_SHARE)
+        return stands > more + self._price_of(layer) * (1 - (self._reach - stands) * KNOWN_SHARE)
+
+    def _price_of(self, layer: int) -> float:
+        return self._handling + self._breadth * self._prices[layer]
 
     # -- what is learned -----------------------------------------------------------------------------------------------
 
@@ -203,10 +212,12 @@ class AutoBeams(DepthController):
         stood = min(round_.depth_accepted, len(self._bins))
         gained = stood - self._asked * self._asking - self._searching
         for layer in range(len(self._bins)):
-            gained -= self._prices[layer] * (1 - KNOWN_SHARE * (layer == stood))
+            gained -= self._price_of(layer) * (1 - KNOWN_SHARE * (layer == stood))
         both = self.shared and self._evidence is self.own_evidence
         for evidence in (self._evidence, self.shared_evidence) if both else (self._evidence,):
             evidence.standing.fade(self.discount)
             for layer, bin_ in enumerate(self._bins[: stood + 1]):
                 evidence.standing.add(bin_, layer < stood)
             evidence.worth[self._way].add(gained)
+            if self._bins:
+                evidence.breadth.add(round_.drafted / (self.roots * len(self._bins)))
