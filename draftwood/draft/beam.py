@@ -228,9 +228,9 @@ class _Rows:
             known, said = self.forest.known.get(node), self.said.get(node)
             count = max(count, LIKELIEST)
             if known is not None:
-                found = leading(normalised([known])[0], count)
+                found = leading(normalised([known]), count)[0]
             else:
-                other = None if said is None else leading(normalised([said])[0], count)
+                other = None if said is None else leading(normalised([said]), count)[0]
                 found = self._mixture(node).likeliest(other, count)
             self._likeliest[node] = found
         return found
@@ -239,7 +239,7 @@ class _Rows:
         """The `count` most probable tokens after each node."""
         if self.propose.edit is None and not self.whole:
             return [self.likeliest(node, count) for node in self.live]
-        return [leading(row, count) for row in as_rows(self.dense())]
+        return leading(as_rows(self.dense()), count)
 
     @property
     def few(self) -> bool:

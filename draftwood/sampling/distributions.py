@@ -189,8 +189,11 @@ class Distributions:
         """The `count` most probable tokens or more by the untouched logits after a node, or all that are possible."""
         found = self._leading.get(node)
         if found is None or len(found.tokens) < count <= self._logits.shape[-1]:
-            row = normalised([self.row(node)])[0]
-            found = self._leading[node] = rows.leading(row, max(count, LEADING))
+            forest = self.forest  # all that are fresh are wanted soon, and one call takes less
+            fresh = range(forest.fresh, len(forest)) if found is None and node >= forest.fresh else ()
+            nodes = [one for one in fresh if one not in forest.finished] or [node]
+            self._leading.update(zip(nodes, rows.leading(self.normalised(nodes), max(count, LEADING)), strict=True))
+            found = self._leading[node]
         return found
 
     def leading_edited(self, nodes: Sequence[int]) -> Callable[[int], list[Leading]]:
@@ -198,7 +201,7 @@ class Distributions:
         if self._edit is None:
             return lambda count: [self.leading(node, count) for node in nodes]
         edited = self.normalised_edited(nodes)
-        return lambda count: [rows.leading(row, count) for row in edited]
+        return lambda count: rows.leading(edited, count)
 
     @property
     def edits(self) -> bool:

@@ -66,8 +66,8 @@ def joint_shares(
     log_sums = array("d", [0.0 if row is None or row.log_sum is None else row.log_sum for row in rows])
     shares, likelihoods = torch.empty(len(rows), ends + size), array("d", scores)
     given = (part.buffer_info()[0] for part in (starts, likelihoods, log_sums))
-    scale, threads = 1 / _clamped(temperature), torch.get_num_threads()
-    if loaded_library().dw_joint(len(rows), size, ends, *given, scale, shares.data_ptr(), threads) != 0:
+    into, scale = shares.data_ptr(), 1 / _clamped(temperature)
+    if loaded_library().dw_joint(len(rows), size, ends, *given, scale, into) != 0:
         raise NonFiniteError(NOT_FINITE)
     return shares
 
@@ -158,27 +158,41 @@ class Leading(NamedTuple):
     log_probs: Sequence[float]
 
 
-def leading(row: LogitsRow, count: int) -> Leading:
-    """The `count` most probable tokens by a `normalised` row. NonFiniteError where it is no distribution."""
-    logits, log_sum = row
+def leading(rows: Sequence[LogitsRow], count: int) -> list[Leading]:
+    """The `count` most probable tokens by each `normalised` row. NonFiniteError where one is no distribution."""
+    starts = array("Q")
+    for row in rows:
+        if (start := address(row.logits)) is None:
+            return [_leading(row, *_ranked(row.logits, count)) for row in rows]
+        starts.append(start)
+    size = rows[0].logits.shape[0]
+    count = min(count, size)
+    places, values = array("q", bytes(8 * count * len(rows))), array("f", bytes(4 * count * len(rows)))
+    into, numbers, at = (part.buffer_info()[0] for part in (places, values, starts))
+    check(loaded_library().dw_leading(len(rows), size, at, count, into, numbers) != 0)
+    tokens, best = places.tolist(), values.tolist()
+    return [
+        _leading(row, tokens[first : first + count], best[first : first + count])
+        for first, row in zip(range(0, len(tokens), count), rows, strict=True)
+    ]
+
+
+def _ranked(logits: Tensor, count: int) -> tuple[list[int], list[float]]:
+    """The places of the largest, best first, and these numbers."""
+    whole = logits.cpu().numpy()
+    places = truncation.ranked(whole, count)
+    return places.tolist(), whole[places].tolist()
+
+
+def _leading(row: LogitsRow, tokens: list[int], logits: list[float]) -> Leading:
+    """The tokens and their log-probabilities; behind the last of them there may be -1."""
+    log_sum = row.log_sum
     assert log_sum is not None
-    if not math.isfinite(log_sum):
+    if tokens and tokens[-1] < 0:
+        tokens = tokens[: tokens.index(-1)]
+    if not (tokens and math.isfinite(log_sum) and math.isfinite(logits[0])):
         raise NonFiniteError(NOT_FINITE)
-    if (start := address(logits)) is not None:
-        count = min(count, logits.shape[0])
-        places, values = array("q", bytes(8 * count)), array("f", bytes(4 * count))
-        into, numbers = places.buffer_info()[0], values.buffer_info()[0]
-        found = loaded_library().dw_leading(logits.shape[0], start, count, into, numbers)
-        check(found < 0)
-        tokens = places.tolist()[:found]
-        best = values.tolist()[:found]
-    else:
-        whole = logits.cpu().numpy()
-        tokens = truncation.ranked(whole, count).tolist()
-        best = whole[tokens].tolist()
-    if not best or not math.isfinite(best[0]):
-        raise NonFiniteError(NOT_FINITE)
-    return Leading(tokens, [number - log_sum for number in best])
+    return Leading(tokens, [logit - log_sum for logit in logits[: len(tokens)]])
 
 
 def number(start: int, place: int) -> float:

@@ -57,10 +57,10 @@ def library() -> ctypes.CDLL | str:
     lib.dw_draws.argtypes = [c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     lib.dw_draw_logits.restype = c_int64
     lib.dw_draw_logits.argtypes = [c_int64, c_void_p, c_int64, c_float, c_double, c_void_p]
-    lib.dw_joint.argtypes = [c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int]
+    lib.dw_joint.argtypes = [c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p]
     lib.dw_excess.restype = c_double
     lib.dw_excess.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_int64, c_void_p]
-    lib.dw_leading.restype, lib.dw_leading.argtypes = c_int64, [c_int64, c_void_p, c_int64, c_void_p, c_void_p]
+    lib.dw_leading.argtypes = [c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():

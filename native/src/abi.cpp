@@ -1,7 +1,6 @@
 #include "abi.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -71,7 +70,8 @@ template <class F> static double drawn(int64_t n, int64_t draws, const double* u
 
 constexpr int64_t BLOCK = 64;  // neighbours whose largest number tells whether one of them may be among the leading ones
 
-static int64_t leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value) {
+// As dw_leading, of a row.
+static void leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value) {
   static thread_local std::vector<float> largest, sorted;
   static thread_local std::vector<int64_t> found;
   const float none = -INFINITY;
@@ -97,12 +97,11 @@ static int64_t leading(int64_t n, const float* x, int64_t count, int64_t* place,
     place[i] = found[i];
     value[i] = x[found[i]];
   }
-  return kept;
+  for (int64_t i = kept; i < count; i++) place[i] = -1;
 }
 
 // As dw_joint.
-static bool joint(int64_t beams, int64_t n, int64_t ends, const float* const* x, const double* score, const double* log_sum, float scale,
-                  float* out, int threads) {
+static bool joint(int64_t beams, int64_t n, int64_t ends, const float* const* x, const double* score, const double* log_sum, float scale, float* out) {
   constexpr int64_t ROOM = 1024;  // numbers that are read again while they are near
   const int64_t wide = ends + n;
   std::vector<double> log_share(beams), total(beams, 1);
@@ -122,20 +121,16 @@ static bool joint(int64_t beams, int64_t n, int64_t ends, const float* const* x,
     total[beam] = sum;
     if (scale != 1) log_share[beam] += static_cast<double>(scale) * (largest - log_sum[beam]) + std::log(sum);  // else tokens share what it has
   };
-  std::atomic<bool> finite{true};
-  together(beams > 1 ? threads : 1, [&](Crew& crew) {
-    for (int64_t beam; (beam = crew.claim(beams, 1)) >= 0;) weigh(beam);
-    crew.barrier();
-    const double most = *std::max_element(log_share.begin(), log_share.end());
-    double whole = 0;
-    for (double share : log_share) whole += std::exp(share - most);
-    for (int64_t beam; (beam = crew.claim(beams, 1)) >= 0;) {
-      const double factor = std::exp(log_share[beam] - most) / whole / total[beam];
-      if (!std::isfinite(factor)) finite = false;
-      kernels().excess(out + beam * wide, nullptr, static_cast<float>(factor), wide, out + beam * wide);
-    }
-  });
-  return finite;
+  for (int64_t beam = 0; beam < beams; beam++) weigh(beam);
+  const double most = *std::max_element(log_share.begin(), log_share.end());
+  double whole = 0;
+  for (double share : log_share) whole += std::exp(share - most);
+  for (int64_t beam = 0; beam < beams; beam++) {
+    const double factor = std::exp(log_share[beam] - most) / whole / total[beam];
+    if (!std::isfinite(factor)) return false;
+    kernels().excess(out + beam * wide, nullptr, static_cast<float>(factor), wide, out + beam * wide);
+  }
+  return true;
 }
 
 int dw_version(void) { return DW_VERSION; }
@@ -224,10 +219,9 @@ int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, dou
     return token;
   });
 }
-int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale,
-             float* out, int threads) {
+int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale, float* out) {
   return guarded(1, [&] {
-    if (!joint(beams, n, ends, x, score, log_sum, scale, out, threads)) throw std::runtime_error("shares are not finite");
+    if (!joint(beams, n, ends, x, score, log_sum, scale, out)) throw std::runtime_error("shares are not finite");
     return 0;
   });
 }
@@ -242,8 +236,11 @@ double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_
     return sum;
   });
 }
-int64_t dw_leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value) {
-  return guarded<int64_t>(-1, [&] { return leading(n, x, count, place, value); });
+int dw_leading(int64_t rows, int64_t n, const float* const* x, int64_t count, int64_t* place, float* value) {
+  return guarded(1, [&] {
+    for (int64_t i = 0; i < rows; i++) leading(n, x[i], count, place + i * count, value + i * count);
+    return 0;
+  });
 }
 
 void* dw_model(const dw_shape* shape, int layers) {

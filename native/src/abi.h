@@ -57,14 +57,13 @@ DW_API int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float sca
 /* out [beams][ends + n]: the share of each beam and token, e^(scale * (score + x - log_sum)) over the sum of all; log_sum is that
    of e^x. With `ends` 1 a number comes before the tokens' ones: all that a beam without x (null), which has ended, has. Returns 1
    where shares are not finite. */
-DW_API int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale,
-                    float* out, int threads);
+DW_API int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale, float* out);
 /* out [n] = max(0, factor * p - q), q or null for zeros, and 0 at `without` if it is a place; returns the sum. */
 DW_API double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out);
 
-/* The places of the `count` largest of x [n] that are above -inf, the largest first, of equals the first, and these numbers;
-   returns how many there are. A NaN counts as -inf. */
-DW_API int64_t dw_leading(int64_t n, const float* x, int64_t count, int64_t* place, float* value);
+/* place, value [rows][count]: of each row x [n] the places of the largest numbers above -inf, the largest first, of equals the first,
+   and these numbers; behind the last of them -1. A NaN counts as -inf. */
+DW_API int dw_leading(int64_t rows, int64_t n, const float* const* x, int64_t count, int64_t* place, float* value);
 
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {

@@ -72,7 +72,7 @@ def test_a_mixture_is_a_distribution_wherever_it_is_asked() -> None:
     torch.testing.assert_close(mixture.dense(None, like).exp(), torch.tensor([0.275, 0.075, 0.575, 0.075]).double())
     other = torch.tensor([0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(mixture.dense(other, like), mixture.dense(None, like))
-    row = leading(LogitsRow(other.log_softmax(-1), 0.0), 2)
+    row = leading([LogitsRow(other.log_softmax(-1), 0.0)], 2)[0]
     likeliest = mixture.likeliest(row, 3)
     assert likeliest.tokens == [2, 0, 1]
     assert [math.exp(one) for one in likeliest.log_probs] == pytest.approx([0.5, 0.275, 0.075])

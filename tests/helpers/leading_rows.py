@@ -9,4 +9,4 @@ from draftwood.sampling.rows import Leading, as_rows, leading
 
 def among(log_probs: Tensor) -> Callable[[int], list[Leading]]:
     """Of log-probabilities [n, V] as many of each row as asked for."""
-    return lambda count: [leading(row, count) for row in as_rows(log_probs)]
+    return lambda count: leading(as_rows(log_probs), count)

@@ -15,7 +15,7 @@ from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_
 from draftwood.sampling.drawing import SMALL, Weights
 from draftwood.sampling.params import SamplingParams as Params
 from draftwood.sampling.penalties import Penalties
-from draftwood.sampling.rows import leading as first
+from draftwood.sampling.rows import leading as rows_leading
 from draftwood.sampling.truncation import kept, leading, nucleus, ranked
 from draftwood.verify import bound
 from draftwood.verify.beam_search import BeamSearch
@@ -220,7 +220,8 @@ def test_leading_tokens_are_those_of_sorting(size: int, dtype: torch.dtype) -> N
         log_sum = float(logits.logsumexp(-1))
         order = [place for place in logits.argsort(descending=True, stable=True).tolist() if logits[place] > -math.inf]
         for count in (1, 8, 70):
-            found = first(LogitsRow(logits, log_sum), count)
+            found, again = rows_leading([LogitsRow(logits, log_sum)] * 2, count)
+            assert again == found
             assert found.tokens == order[:count]
             assert found.log_probs == [float(logits[place]) - log_sum for place in order[:count]]
 
@@ -231,6 +232,6 @@ def test_leading_tokens_of_what_is_no_distribution(bad: float, dtype: torch.dtyp
     logits = torch.zeros(5000, dtype=dtype)
     logits[17] = bad
     with pytest.raises(NonFiniteError):
-        first(LogitsRow(logits, float(logits.logsumexp(-1))), 4)
+        rows_leading([LogitsRow(logits, float(logits.logsumexp(-1)))], 4)
     with pytest.raises(NonFiniteError):
-        first(LogitsRow(logits.log_softmax(-1), 0.0), 4)
+        rows_leading([LogitsRow(logits.log_softmax(-1), 0.0)], 4)
