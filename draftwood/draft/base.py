@@ -16,9 +16,10 @@ from draftwood.depth import NOTHING, DepthController
 from draftwood.draft.suffix import EarlierAnswers
 from draftwood.models.heads.state_head import ABSENT_LOGIT
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling.distributions import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, warped
+from draftwood.sampling.distributions import Distributions, Edit, Streams, draw_distinct, draw_iid, warped
 from draftwood.sampling.grammar import Grammar
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.rows import largest
 from draftwood.verify.coupled import perturb
 
 Drafting: TypeAlias = Generator[Run, Answer, None]  # yields model runs, which are answered

@@ -13,7 +13,8 @@ from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.draft.translated import TranslatedSession
 from draftwood.models.text.vocabulary_map import TAIL
 from draftwood.runtime.session import Run
-from draftwood.sampling.distributions import Distributions, largest
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.rows import largest
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ def rounds(generation: Generation) -> Decoding[Round]:
         generation.drafter.commit(trunk, kept, grown, target)
         record = recorder.finish_round(forest, verdict, target, trunk, kept, grown)
         generation.depth.observe(record, target.hidden(verdict.parent[0]))
+        generation.leading = target.leads
         forest = grown
         yield record
     generation.drafter.finish(forest)
@@ -38,6 +39,7 @@ def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tup
     generation.depth.start(generation.streams, generation.current_load(forest))
     yield from generation.drafter.draft(forest, generation.depth, forest.room - 1, generation.propose)
     reads = generation.drafter.reads if generation.depth.prepares else ()
-    answer = yield Run(generation.target, forest, forest.unforwarded, hidden=generation.states, reads=reads)
+    states, leading = generation.states, generation.leading
+    answer = yield Run(generation.target, forest, forest.unforwarded, hidden=states, reads=reads, leading=leading)
     target = generation.distributions(forest, answer)
     return generation.verify(forest, target, generation.streams), target

@@ -44,6 +44,7 @@ class Generation:
     propose: Proposer = field(init=False)
     edit: Edit | None = field(init=False, default=None)  # of logits: penalties, biases, the grammar
     grammar: Grammar | None = field(init=False, default=None)
+    leading: int = field(init=False, default=0)  # of the most probable tokens, as many are asked of the target's runs
     rounds: list[Round] = field(init=False, default_factory=list)
     began: float = field(init=False, default=0.0)  # by `perf_counter`, when its first step ran
 

@@ -14,8 +14,8 @@ from draftwood.core.row_tops import LogitsRow
 from draftwood.engine.stopping import Ending
 from draftwood.errors import NonFiniteError
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling.distributions import Distributions, largest
-from draftwood.sampling.rows import log_prob
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.rows import largest, log_prob
 from draftwood.verify.bound import bounds
 
 BOUNDED_ROUNDS = 16  # of so many rounds, by the place of its root, one is compared with what any rule could accept

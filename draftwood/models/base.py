@@ -103,6 +103,7 @@ class Batch:
     device_of: CausalModel | Tensor | None = None  # tensors are made on the device of this; None: the CPU
     kept: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `states` -> [n, D], wanted rows
     read: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer of `reads` -> [N, D]
+    leading: int = 0  # of the most probable tokens, as many of each row for `tops` to have, if it has any
     tops: RowTops | None = field(init=False, default=None)  # set by the model where it knows them: of what it returns
     _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 

@@ -72,8 +72,11 @@ class PartialRun:
 
 def _joined(parts: Sequence[RowTops], order: Sequence[int]) -> RowTops | None:
     """Those of all parts, in an order; None where some part has none."""
-    whole = RowTops([best for part in parts for best in part.best], [each for part in parts for each in part.log_sums])
-    return whole.of(order) if len(whole.best) == len(order) else None
+    names = ("best", "log_sums", "leading")
+    best, log_sums, leading = ([each for part in parts for each in getattr(part, name)] for name in names)
+    if len(best) != len(order):
+        return None
+    return RowTops(best, log_sums, leading if len(leading) == len(best) else ()).of(order)
 
 
 @cache
@@ -130,7 +133,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
     places_of: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
     layers: set[int] = set()  # whose output is asked for, at nodes that were
     reads: set[int] = set()  # whose output at all rows is asked for
-    head = False
+    head, leading = False, 0
     for each, job in members:
         run, first, places = each.run, len(tokens), []
         if each.stop == stop:  # computed far enough
@@ -143,6 +146,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         tokens += job.tokens
         positions += job.positions
         head |= run.logits
+        leading = max(leading, run.leading)
         layers.update(run.hidden)
         reads.update(run.reads)
     hidden = job.hidden
@@ -158,6 +162,7 @@ def _forward(members: Sequence[tuple[PartialRun, ForwardJob]]) -> float:
         start=start,
         stop=None if last else stop,
         head=head,
+        leading=leading,
         states=tuple(sorted([layer for layer in layers if start < layer <= stop])),
         reads=tuple(sorted([layer for layer in reads if start < layer <= stop])),
     )

@@ -39,9 +39,9 @@ class Run:
     computed on the way.
 
     `logits` says whether logits are wanted, `hidden` the output of which layers, 1 to n_layers, the last one after the
-    final norm, `reads` the same of every row that is computed, on the way too. With `upto` = N, layers [0, N) alone are
-    computed and their output is the answer; a later run resumes at N from what was kept. N = 0 computes nothing, but
-    gives slots to what has none.
+    final norm, `reads` the same of every row that is computed, on the way too, `leading` how many of the most probable
+    tokens `Answer.tops` should have. With `upto` = N, layers [0, N) alone are computed and their output is the answer;
+    a later run resumes at N from what was kept. N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet. A run `needs_cached_state` where it cannot do without keys and values that other
@@ -57,6 +57,7 @@ class Run:
     logits: bool = True
     hidden: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
+    leading: int = 0
     needs_cached_state: bool = False
 
     @property

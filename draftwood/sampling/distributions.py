@@ -19,7 +19,7 @@ from draftwood.core.row_tops import LogitsRow, RowTops
 from draftwood.sampling import rows, truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading, as_rows, element, log_prob, normalised, softmax
+from draftwood.sampling.rows import Leading, as_rows, best, element, log_prob, normalised, softmax
 
 LEADING = 12  # tokens of a row that are looked for together
 
@@ -89,22 +89,6 @@ def _warp_on_device(logits: Tensor, params: SamplingParams) -> Tensor:
     if threshold is not None:
         probs = torch.where(probs >= threshold, probs, 0.0)
     return probs / probs.sum(-1, keepdim=True)
-
-
-def largest(logits: Tensor, count: int, above: float = -math.inf) -> list[list[int]]:
-    """The `count` largest possible tokens of each row of logits [n, V], best first; of equals the first, as argmax.
-
-    Those are possible whose logits are above a number.
-    """
-    if count == 1:
-        return [[token] for token in best(logits)]
-    return [truncation.ranked(row, count, above).tolist() for row in logits.cpu().numpy()]
-
-
-def best(logits: Tensor) -> list[int]:
-    """The place of the largest in each row of logits [n, V], the first among ties."""
-    result: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
-    return result
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:
@@ -192,9 +176,20 @@ class Distributions:
             forest = self.forest  # all that are fresh are wanted soon, and one call takes less
             fresh = range(forest.fresh, len(forest)) if found is None and node >= forest.fresh else ()
             nodes = [one for one in fresh if one not in forest.finished] or [node]
-            self._leading.update(zip(nodes, rows.leading(self.normalised(nodes), max(count, LEADING)), strict=True))
+            self._leading.update(zip(nodes, self._leading_of(nodes, count), strict=True))
             found = self._leading[node]
         return found
+
+    def _leading_of(self, nodes: Sequence[int], count: int) -> list[Leading]:
+        known = self._tops.leading if self._tops is not None and nodes[0] >= self.forest.fresh else ()
+        if known and len(known[0][0]) >= count:
+            return [rows.leading_of(self.row(node), *known[node - self.forest.fresh]) for node in nodes]
+        return rows.leading(self.normalised(nodes), max(count, LEADING))
+
+    @property
+    def leads(self) -> int:
+        """How many of the leading tokens it is worth to ask the model for: some, where they were asked for."""
+        return LEADING if self._leading else 0
 
     def leading_edited(self, nodes: Sequence[int]) -> Callable[[int], list[Leading]]:
         """A function that gives as many as it is asked for by the edited logits after some nodes."""

@@ -126,6 +126,22 @@ def draw_logits(start: int, size: int, best: int, temperature: float, u: float) 
     return token, log_prob.value
 
 
+def largest(logits: Tensor, count: int, above: float = -math.inf) -> list[list[int]]:
+    """The `count` largest possible tokens of each row of logits [n, V], best first; of equals the first, as argmax.
+
+    Those are possible whose logits are above a number.
+    """
+    if count == 1:
+        return [[token] for token in best(logits)]
+    return [truncation.ranked(row, count, above).tolist() for row in logits.cpu().numpy()]
+
+
+def best(logits: Tensor) -> list[int]:
+    """The place of the largest in each row of logits [n, V], the first among ties."""
+    result: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
+    return result
+
+
 def element(row: Tensor, place: int) -> float:
     """One number of a row [V]."""
     return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
@@ -163,7 +179,7 @@ def leading(rows: Sequence[LogitsRow], count: int) -> list[Leading]:
     starts = array("Q")
     for row in rows:
         if (start := address(row.logits)) is None:
-            return [_leading(row, *_ranked(row.logits, count)) for row in rows]
+            return [leading_of(row, *_ranked(row.logits, count)) for row in rows]
         starts.append(start)
     size = rows[0].logits.shape[0]
     count = min(count, size)
@@ -172,7 +188,7 @@ def leading(rows: Sequence[LogitsRow], count: int) -> list[Leading]:
     check(loaded_library().dw_leading(len(rows), size, at, count, into, numbers) != 0)
     tokens, best = places.tolist(), values.tolist()
     return [
-        _leading(row, tokens[first : first + count], best[first : first + count])
+        leading_of(row, tokens[first : first + count], best[first : first + count])
         for first, row in zip(range(0, len(tokens), count), rows, strict=True)
     ]
 
@@ -184,8 +200,8 @@ def _ranked(logits: Tensor, count: int) -> tuple[list[int], list[float]]:
     return places.tolist(), whole[places].tolist()
 
 
-def _leading(row: LogitsRow, tokens: list[int], logits: list[float]) -> Leading:
-    """The tokens and their log-probabilities; behind the last of them there may be -1."""
+def leading_of(row: LogitsRow, tokens: list[int], logits: list[float]) -> Leading:
+    """The same where the tokens and their logits are known; behind the last one there may be -1."""
     log_sum = row.log_sum
     assert log_sum is not None
     if tokens and tokens[-1] < 0:

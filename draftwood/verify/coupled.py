@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling.distributions import Distributions, Streams, best
+from draftwood.sampling.distributions import Distributions, Streams
+from draftwood.sampling.rows import best
 from draftwood.verify.tree import follow
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from draftwood.core.records import Outcome
 from draftwood.core.row_tops import LogitsRow
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, truncated, warp
+from draftwood.sampling.distributions import Streams, draw, draw_distinct, draws, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading, element, joint_shares
+from draftwood.sampling.rows import Leading, best, element, joint_shares
 from draftwood.sampling.truncation import Places
 
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Proposal, Verdict
-from draftwood.sampling.distributions import Distributions, Streams, draw, largest
+from draftwood.sampling.distributions import Distributions, Streams, draw
+from draftwood.sampling.rows import largest
 from draftwood.verify.initialised import several_roots, successive
 from draftwood.verify.tree import Accept, coin, residual
 

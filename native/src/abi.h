@@ -171,6 +171,9 @@ typedef struct {
   float* const* reads;        /* [rows][width] each, of all rows */
   int64_t* best;   /* [wanted_count] the token of each row's largest logit, the first among equals */
   float* log_sums; /* [wanted_count] the logarithm of the sum of e^logit; both with logits only */
+  int32_t leading_count; /* of each row, as dw_leading; 0: none are asked for */
+  int64_t* leading;      /* [wanted_count][leading_count] */
+  float* leading_logits; /* likewise */
 } dw_batch;
 
 /* How the rows of a head begin that reads states of another model: `fc` makes one of what is given, unless its last number is

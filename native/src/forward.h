@@ -7,6 +7,7 @@
 
 #include "matrix.h"
 #include "model.h"
+#include "rows.h"
 #include "team.h"
 
 namespace dw {
@@ -399,14 +400,16 @@ struct Forward {
       for (int64_t d = 0; s().logit_scale != 1 && d < s().vocabulary; d++) row[d] *= s().logit_scale;
       if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
       k.top(row, s().vocabulary, batch.best + i, batch.log_sums + i);
+      const int64_t size = model.tokens.empty() ? s().vocabulary : model.vocabulary, count = batch.leading_count;
+      float* to = batch.logits + i * size;
       if (model.tokens.empty()) {
-        std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
-        return;
+        std::memcpy(to, row, 4 * size);
+      } else {
+        std::fill(to, to + size, model.absent);
+        for (int64_t d = 0; d < s().vocabulary; d++) to[model.tokens[d]] = row[d];
+        batch.best[i] = model.tokens[batch.best[i]];
       }
-      float* to = batch.logits + i * model.vocabulary;
-      std::fill(to, to + model.vocabulary, model.absent);
-      for (int64_t d = 0; d < s().vocabulary; d++) to[model.tokens[d]] = row[d];
-      batch.best[i] = model.tokens[batch.best[i]];
+      if (count) leading(size, to, count, batch.leading + i * count, batch.leading_logits + i * count);
     });
   }
 };

@@ -52,7 +52,7 @@ def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | 
     held = model.new_cache() if cache is None else cache
     extent = held._lent[0] if held._lent else held.lend(first + len(tokens))
     segment = Segment.causal(extent, first, len(tokens))
-    batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment])
+    batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment], leading=5)
     with torch.inference_mode():
         return model.forward(batch, held), batch
 
@@ -63,6 +63,11 @@ def check_tops(batch: Batch, logits: Tensor) -> None:
     assert list(batch.tops.best) == logits.argmax(-1).tolist()
     sums = torch.logsumexp(logits.double(), -1)
     assert torch.allclose(torch.tensor(list(batch.tops.log_sums)).double(), sums, rtol=1e-6, atol=2e-6)
+    assert len(batch.tops.leading) == (len(logits) if batch.leading else 0)
+    for row, (tokens, numbers) in zip(logits, batch.tops.leading, strict=bool(batch.leading)):
+        some = min(batch.leading, len(row))
+        assert tokens == row.sort(descending=True, stable=True).indices[:some].tolist()
+        assert numbers == row[tokens].tolist()
 
 
 def check_wanted_rows(model: Decoder, tokens: Sequence[int]) -> None:

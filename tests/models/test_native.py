@@ -166,6 +166,7 @@ def test_what_is_told_of_rows_does_not_depend_on_their_company(model: Decoder) -
         alone = chain(model, [token], place, cache)[1].tops
         assert alone is not None and batch.tops is not None
         assert (alone.best[0], alone.log_sums[0]) == (batch.tops.best[place], batch.tops.log_sums[place])
+        assert alone.leading[0] == batch.tops.leading[place]
 
 
 @needs_native

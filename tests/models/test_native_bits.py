@@ -56,7 +56,7 @@ def walk_together(model: Decoder, shapes: list[tuple[int, str]], rounds: int) ->
     shuffled = 0
     for step in range(rounds):
         chosen = walks if step < 2 else rng.sample(walks, rng.randrange(1, len(walks) + 1))
-        runs = [walk.run() for walk in chosen]
+        runs = [replace(walk.run(), leading=5) for walk in chosen]
         for i, run in enumerate(runs):
             if (i + step) % 3 == 2:
                 execute([replace(run, upto=1)])

@@ -11,10 +11,11 @@ from leading_rows import among
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
 from draftwood.core.row_tops import LogitsRow
-from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, draws, largest, warp
+from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, draws, warp
 from draftwood.sampling.drawing import SMALL, Weights
 from draftwood.sampling.params import SamplingParams as Params
 from draftwood.sampling.penalties import Penalties
+from draftwood.sampling.rows import largest
 from draftwood.sampling.rows import leading as rows_leading
 from draftwood.sampling.truncation import kept, leading, nucleus, ranked
 from draftwood.verify import bound

@@ -50,8 +50,8 @@ ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pyt
 ACTIVATION_NUMBERS |= {"relu2": 4, "steep silu": 5, XIELU_NAME: 6}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads, plane_type; beside, given; reads_count; reads_after,
-# reads, best, log_sums
-_CALL = Struct("@4i15P4i3Pi2P2i2Pi4P")
+# reads, best, log_sums; leading_count; leading, leading_logits
+_CALL = Struct("@4i15P4i3Pi2P2i2Pi4Pi2P")
 
 
 class Program:
@@ -316,6 +316,8 @@ class Program:
             place, first, wanted_count = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
         to_end = stop == self.n_layers
         best, log_sums = array("q", bytes(8 * wanted_count)), array("f", bytes(4 * wanted_count))
+        few = min(batch.leading, self._vocabulary) if to_end and batch.head else 0
+        leading, logits = array("q", bytes(8 * few * wanted_count)), array("f", bytes(4 * few * wanted_count))
         if to_end:
             out = torch.empty(wanted_count, self._vocabulary if batch.head else 0)
         else:
@@ -340,6 +342,7 @@ class Program:
             *(len(states), _start(after), _start(kept), torch.get_num_threads(), plane_type),
             *(0 if beside is None else beside.data_ptr(), states_at if self._given else 0),
             *(len(batch.reads), _start(read_after), _start(read), _start(best), _start(log_sums)),
+            *(few, _start(leading), _start(logits)),
         )
         if isinstance(cache.states, RecurrentStates):
             with cache.states.planned(batch) as plan:
@@ -348,7 +351,8 @@ class Program:
         else:
             check(self._forward(self.handle, call) != 0)
         if to_end and batch.head:
-            batch.tops = RowTops(best, log_sums)
+            parts = [slice(row * few, row * few + few) for row in range(wanted_count if few else 0)]
+            batch.tops = RowTops(best, log_sums, [(leading[part].tolist(), logits[part].tolist()) for part in parts])
         return out
 
 
