@@ -6,8 +6,10 @@ Knows sampling parameters, truncation and counter-based random streams. Knows no
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -16,12 +18,14 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.core.row_tops import LogitsRow, RowTops
+from draftwood.errors import NonFiniteError
 from draftwood.sampling import rows, truncation
 from draftwood.sampling.drawing import Weights
 from draftwood.sampling.params import SamplingParams
 from draftwood.sampling.rows import Leading, as_rows, best, element, log_prob, normalised, softmax
 
 LEADING = 12  # tokens of a row that are looked for together
+FEW = 128  # so many numbers are added up sooner than NumPy begins
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -366,8 +370,13 @@ def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
     if (tokens := rows.draws(probs, us)) is not None:
         return tokens
-    weights = Weights(probs)
-    return [weights.draw(u) for u in us]
+    if len(probs) > FEW:
+        weights = Weights(probs)
+        return [weights.draw(u) for u in us]
+    sums = list(accumulate(probs.tolist()))
+    if not 0 < (whole := sums[-1]) < math.inf:
+        raise NonFiniteError(rows.NOT_FINITE)
+    return [bisect_right(sums, min(u * whole, math.nextafter(whole, 0.0))) for u in us]
 
 
 def draw_iid(probs: Iterable[Tensor], count: int, streams: Streams) -> list[list[int]]:

@@ -68,7 +68,8 @@ class Support:
 
     A beam is named by the caller's label, for example its forest node, so that p and q agree on names. The key of
     (beam, token) is beam·(V + 1) + token + 1. A grid has every token of the ascending `beams`, from FINISHED (`first`
-    0) or from token 0 (`first` 1) on: a large vocabulary that nothing was cut from needs no keys.
+    0) or from token 0 (`first` 1) on: a large vocabulary that nothing was cut from needs no keys. With keys `beams` are
+    those that outcomes may be of, where that is known.
     """
 
     vocab_size: int
@@ -152,11 +153,12 @@ class Joint:
 
     def restrict(self, beams: Sequence[int]) -> Joint:
         """Only the outcomes of some beams, renormalised (spec §3 step 2, §9.2); empty where nothing is left."""
-        support, prob = self.support, self.prob.numpy()
+        support = self.support
+        if support.beams and set(support.beams) <= set(beams):
+            return self
+        prob = self.prob.numpy()
         if support.keys is None:
             rows = [row for row, beam in enumerate(support.beams) if beam in beams]
-            if len(rows) == len(support.beams):
-                return self
             support = replace(support, beams=tuple(support.beams[row] for row in rows))
             prob = prob.reshape(-1, support.columns)[rows].reshape(-1)
         else:
@@ -166,7 +168,7 @@ class Joint:
                 keep |= of_beam == beam
             if keep.all():
                 return self
-            support, prob = replace(support, keys=support.keys[keep]), prob[keep]
+            support, prob = replace(support, keys=support.keys[keep], beams=tuple(beams)), prob[keep]
         total = float(prob.sum(dtype=np.float64))
         if total <= 0:
             return Joint(Support(support.vocab_size, np.empty(0, np.int64)), self.prob[:0])
@@ -214,24 +216,23 @@ def joint_of_likeliest(
     scores: Sequence[float], rows: Sequence[Leading | None], labels: Sequence[int], vocab: int, params: SamplingParams
 ) -> Joint:
     """As `joint_of` the warped joint of beams, of each of which a few tokens are possible; None: it has ended."""
-    keys, logs = [], []
-    for label, score, row in sorted(zip(labels, scores, rows, strict=True), key=lambda one: one[0]):
+    weighed: list[tuple[int, float]] = []  # keys, and logarithms of weights
+    for label, score, row in zip(labels, scores, rows, strict=True):
         begin = label * (vocab + 1)
         if row is None:
-            keys.append(begin)
-            logs.append(score)
-            continue
-        for token, log_prob in sorted(zip(row.tokens, row.log_probs, strict=True)):
-            keys.append(begin + token + 1)
-            logs.append(score + log_prob)
-    kept = np.array(keys, dtype=np.int64)
+            weighed.append((begin, score))
+        else:
+            named = zip(row.tokens, row.log_probs, strict=True)
+            weighed += [(begin + token + 1, score + log_prob) for token, log_prob in named]
+    weighed.sort()
+    kept, logs = np.array([key for key, _ in weighed], dtype=np.int64), [log for _, log in weighed]
     if params.greedy or params.truncates:
         places, prob = entries(torch.tensor(logs, dtype=torch.float64), params)
     else:  # so few are soon computed
         places, most = None, max(logs)
         weights = [math.exp((log - most) / params.temperature) for log in logs]
         prob = np.array(weights) / math.fsum(weights)
-    return Joint(Support(vocab, kept if places is None else kept[places]), torch.from_numpy(prob))
+    return Joint(Support(vocab, kept if places is None else kept[places], tuple(labels)), torch.from_numpy(prob))
 
 
 def joint_of(
