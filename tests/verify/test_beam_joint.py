@@ -15,7 +15,8 @@ from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
 from draftwood.sampling.distributions import Streams
 from draftwood.sampling.params import SamplingParams
-from draftwood.verify.joint import Joint, Seeded, align
+from draftwood.sampling.rows import as_rows, leading
+from draftwood.verify.joint import Joint, Seeded, align, joint_of_likeliest, within
 from draftwood.verify.width import ResidualChain
 
 PARAMS = [
@@ -148,3 +149,21 @@ def test_grids_of_large_vocabularies(
     chain, wanted = (ResidualChain(*align(*pair)[1:]) for pair in ((p, q), (p_keys, q_keys)))
     assert chain.alphas(4) == pytest.approx(wanted.alphas(4), abs=1e-6)
     assert align(p, p)[0] is p.support
+
+
+@pytest.mark.parametrize("sharp", [1.0, 30.0])
+def test_residuals_where_few_were_drafted(sharp: float) -> None:
+    """Those of all outcomes, in float64: p at the drafts and what is left of it elsewhere say as much."""
+    generator = torch.Generator().manual_seed(7)
+    log_p = (sharp * torch.randn(2, 3000, generator=generator)).log_softmax(-1)
+    p = joint_by(torch.tensor([0.0, -1.0]), log_p, SamplingParams())
+    rows = leading(as_rows((0.7 * log_p).log_softmax(-1)), 6)
+    q = joint_of_likeliest([-0.3, 0.0], [rows[1], rows[0]], [1, 0], 3000, SamplingParams())
+    assert p.support.keys is None and len(q) == 12 and float(q.prob.sum()) == pytest.approx(1, abs=1e-12)
+    assert q.restrict([1, 0]) is q and {beam for beam, _ in q.restrict([1]).table()} == {1}
+    places, inside = within(q, p.support)
+    few, whole = ResidualChain(p.prob, inside, places), ResidualChain(p.prob.double(), align(p, q)[2])
+    assert few.alphas(5) == pytest.approx(whole.alphas(5), abs=2e-6)
+    for rejections in range(4):
+        assert float(few.residual(rejections).sum()) == pytest.approx(1, abs=1e-5)
+        torch.testing.assert_close(few.residual(rejections).double(), whole.residual(rejections), atol=2e-6, rtol=1e-4)
