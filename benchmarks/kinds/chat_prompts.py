@@ -22,9 +22,10 @@ from benchmarks.pairs import TRAINED
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import load
 from draftwood.eval.intervals import quotient, ratio
-from recipes.shared_prompts import PER_KIND, split
+from recipes.shared_prompts import PER_KIND, read, split
 
 ALL = "all"
+SQUAD = "squad"
 LOOKUP = "prompt lookup"
 Answer = dict[str, Any]  # seconds and tokens; of ours the counts of its metrics, too
 COUNTS = ("emitted", "rounds", "accepted", "drafted")
@@ -171,8 +172,15 @@ class ChatPrompts(Kind):
 
 
 def held_out(kinds: Sequence[str] | None, per_kind: int) -> dict[str, list[str]]:
-    """The messages of each kind that nothing was trained on; ConfigurationError where there is no data."""
-    _, messages = split(data_sets())
+    """The messages of each kind that nothing was trained on; ConfigurationError where there is no data.
+
+    Trained drafts have learned from questions like those of `squad`, which are asked only where `kinds` names them: of
+    drafts that learn nothing.
+    """
+    data = data_sets()
+    messages = dict(split(data)[1])
+    if kinds is not None and SQUAD in kinds:
+        messages[SQUAD] = [row["prompt"] for row in read(data, SQUAD)]
     return {kind: texts[:per_kind] for kind, texts in messages.items() if kinds is None or kind in kinds}
 
 

@@ -98,7 +98,7 @@ def elsewhere() -> str:
 
 
 def beams() -> str:
-    """Four beams with drafts over four without; a table leaves out the runs of short answers."""
+    """Four beams with drafts over four without; a table leaves out the runs of short answers and of one kind."""
     if not documents("chat-beams"):
         return ""
     speed = frame("chat-beams", "speed")
@@ -107,7 +107,7 @@ def beams() -> str:
 
 Four beams in the same way, over plain ones. {ASKED}: {amounts("chat-beams")}. By kind of text and over all, {said}.
 
-{table(speed[~speed["run"].str.endswith("-short")])}
+{table(speed[~speed["run"].str.contains("-short|-squad")])}
 
 {sources("chat-beams")}"""
 

@@ -53,6 +53,8 @@ def test_what_is_held_out_is_not_trained_on(data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "train.jsonl").read_text("utf-8").count("\n") == len(train)
     with pytest.raises(ConfigurationError, match="give a directory with the data sets"):
         split(tmp_path)
+    assert chat_prompts.held_out(("maths", "squad"), 1) == {"maths": held_out["maths"][:1], "squad": ["Where?"]}
+    assert [*chat_prompts.held_out(None, 1)] == [*held_out]
 
 
 def test_what_the_papers_ask_is_not_trained_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
