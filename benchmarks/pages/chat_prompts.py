@@ -12,6 +12,7 @@ from benchmarks.pages.tables import documents, frame, markdown, pivoted, rate, s
 from benchmarks.pairs import GROWN_REAL
 
 ASKED = "Messages a kind, answers to each and most new tokens"
+SQUAD = "`squad`: questions from which the head, but not the memory, has learned"
 LEARNED = "2026-11-30T03"  # when the head's last run of training was over
 NAMED = {"lookup": "drafts from the memory alone", "EAGLE head": "of the head, mixed with the memory's"}
 KINDS = ("chat", "maths", "code", "summary", ALL)
@@ -103,9 +104,10 @@ def beams() -> str:
         return ""
     speed = frame("chat-beams", "speed")
     said = "; ".join(f"{NAMED[arm]}: {gains(speed[speed['arm'] == arm])}" for arm in NAMED)
+    asked = f"{ASKED}: {amounts('chat-beams')}"
     return f"""
 
-Four beams in the same way, over plain ones. {ASKED}: {amounts("chat-beams")}. By kind of text and over all, {said}.
+Four beams in the same way, over plain ones; {SQUAD}. {asked}. By kind of text and over all, {said}.
 
 {table(speed[~speed["run"].str.contains("-short|-squad")])}
 

@@ -70,8 +70,7 @@ class Auto(DepthController):
     A model that has not read the text so far must read it before it drafts; it begins only where the tokens that may
     still come save as much time. Where drafts do not pay, one is tried now and then, with TRIAL_SHARE of the time; more
     often while requests that learn together know little. A round for which neither the model nor lookup promises
-    anything `rests`, and costs what plain decoding costs. Beams
-    have a controller of their own, `AutoBeams`.
+    anything `rests`, and costs what plain decoding costs. Beams have a controller of their own, `AutoBeams`.
 
     No decision depends on a token that is not drawn yet, so the distribution of the output is the same at any load.
     """

@@ -79,9 +79,10 @@ class AutoBeams(DepthController):
     that fails the drafts among the next beams have their rows already. So with R the chance that all layers before
     stand and P the chance of the layer itself, it is drafted if, in the time of a round without drafts,
 
-        R P  >  (time of its rows) (1 - R (1 - P) KNOWN_SHARE).
+        R P  >  (its time) (1 - R (1 - P) KNOWN_SHARE).
 
-    P is that of earlier layers of which the draft was about as sure. Whose rounds count is as in `Auto`; so is what is
+    P is that of earlier layers of which the draft was about as sure; its time is that of as many rows as earlier layers
+    had beams, and of what goes beside a layer's rows. Whose rounds count is as in `Auto`; so is what is
     nominal where texts must repeat. No decision depends on a token that is not drawn yet.
     """
 

@@ -167,6 +167,14 @@ def log_prob(row: LogitsRow, token: int) -> float:
     return element(row.logits, token) - row.log_sum
 
 
+def log_probs(pairs: Sequence[tuple[LogitsRow, int]]) -> list[float]:
+    """`log_prob` of several rows and tokens: a device is waited for once."""
+    if not (pairs and pairs[0][0].logits.is_cuda):
+        return [log_prob(row, token) for row, token in pairs]
+    logits = torch.stack([row.logits[token] for row, token in pairs]).tolist()
+    return [logit - (row.log_sum or 0.0) for logit, (row, _) in zip(logits, pairs, strict=True)]
+
+
 class Leading(NamedTuple):
     """The tokens of a row's largest log-probabilities, best first, of equals the lowest first; no impossible ones."""
 

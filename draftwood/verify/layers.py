@@ -11,7 +11,7 @@ from draftwood.core.records import BeamLayer, Judged, Kind, Outcome
 from draftwood.core.row_tops import LogitsRow
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import log_prob
+from draftwood.sampling.rows import log_probs
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import Joint, Seeded, joint_of
@@ -34,10 +34,9 @@ def extended(
     outcomes: Sequence[Outcome], score: Mapping[int, float], rows: Mapping[int, LogitsRow]
 ) -> dict[Outcome, float]:
     """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); `rows`: the normalised row after each live node."""
-    return {
-        (node, token): score[node] + (0.0 if token == FINISHED else log_prob(rows[node], token))
-        for node, token in outcomes
-    }
+    grown = [outcome for outcome in dict.fromkeys(outcomes) if outcome[1] != FINISHED]
+    gained = dict(zip(grown, log_probs([(rows[node], token) for node, token in grown]), strict=True))
+    return {outcome: score[outcome[0]] + gained.get(outcome, 0.0) for outcome in outcomes}
 
 
 class BeamSampling:

@@ -12,7 +12,7 @@ from test_load_lossless import ADVERSARIES, by_chance, loads
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 from draftwood.core.records import Round
 from draftwood.depth import AutoBeams, DraftState, Load
-from draftwood.depth.auto_beams import OTHER_ROUNDS, BeamEvidence, Way
+from draftwood.depth.auto_beams import LAYER_SECONDS, OTHER_ROUNDS, BeamEvidence, Way
 
 
 def test_a_layer_of_beams_is_drafted_below_all_of_them() -> None:
@@ -48,6 +48,30 @@ def test_only_layers_that_the_draft_is_sure_of_are_drafted() -> None:
     assert layers(beams(), dear, 0.6) == 0
     free = Load(lambda rows: 0.0, lambda rows: 1.0, hypotheses=4)
     assert layers(beams(), free, 0.2) == 3
+
+
+def test_layers_are_priced_by_the_beams_that_they_have_had() -> None:
+    """Equal draws are one beam: where layers had fewer beams than expected, less sure ones pay."""
+    narrow, wide = beams(), beams()
+    dear = Load(lambda rows: 0.02 * rows, lambda rows: 1 + 0.2 * rows, hypotheses=4)
+    for controller, each in ((narrow, 2), (wide, 4)):
+        assert not layers(controller, dear, 0.3)
+        for _ in range(60):
+            drafted = layers(controller, dear, 0.95)
+            controller.observe(a_round(drafted, each * drafted))
+        for evidence in (controller.own_evidence, controller.shared_evidence):
+            evidence.worth, evidence.standing = BeamEvidence().worth, BeamEvidence().standing
+    assert layers(narrow, dear, 0.3)
+    assert not layers(wide, dear, 0.3)
+
+
+def test_what_goes_beside_a_layer_counts_where_it_is_not_measured() -> None:
+    """A layer of 2 ms for its rows, in rounds of 7 ms, and LAYER_SECONDS beside where texts must repeat."""
+    measured, nominal = beams(), beams().repeatable()
+    for controller in (measured, nominal):
+        controller.start(STREAMS, QUICK)
+    assert measured._price_of(0) == pytest.approx(2 / 7)
+    assert nominal._price_of(0) == pytest.approx((2 + 1000 * LAYER_SECONDS) / 7)
 
 
 def test_how_often_layers_stand_is_learned_by_how_sure_the_draft_was() -> None:
