@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood.core.records import Outcome
 from draftwood.core.row_tops import LogitsRow
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams, draw, draw_distinct, draws, truncated, warp
+from draftwood.sampling.distributions import FEW, Streams, draw, draw_distinct, draws, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
 from draftwood.sampling.rows import Leading, best, element, joint_shares
@@ -182,11 +182,20 @@ class Joint:
         return [self.support.name(place) for place in places]
 
 
-def within(q: Joint, support: Support) -> tuple[Places | None, Tensor]:
-    """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order."""
+def within(q: Joint, support: Support) -> tuple[Places | list[int] | None, Tensor | list[float]]:
+    """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order.
+
+    Few are lists: NumPy would take longer to begin.
+    """
     ours = q.support
     if ours.keys is None and support.keys is None and (ours.beams, ours.first) == (support.beams, support.first):
         return None, q.prob
+    if len(q) <= FEW:
+        row = support.vocab_size + 1
+        named = ((key // row, key % row - 1) for key in ours.all_keys().tolist())
+        placed = zip(map(support.place, named), q.prob.tolist(), strict=True)
+        found = [(place, prob) for place, prob in placed if place is not None]
+        return [place for place, _ in found], [prob for _, prob in found]
     places, inside = support.places(ours.all_keys())
     if not inside.all():
         return places[inside], torch.from_numpy(q.prob.numpy()[inside])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +22,27 @@ from draftwood.sampling.truncation import Places
 from draftwood.verify.joint import Probabilities
 
 PACKED = 8  # of so many rejections, one leaves out what is no longer positive
+SHORT = 16  # series that are multiplied sooner than NumPy begins
 ROUNDING = 1e-12  # sums of probabilities that should be 1 may miss it by this much
 
 
 class ResidualChain:
     """The residuals of p [n] after 0, 1, 2, ... rejections in a row, computed as they are asked for.
 
-    q [m] lies at the `places` [m] of p, and is 0 elsewhere; without places it is [n].
+    q [m] lies at the `places` [m] of p, and is 0 elsewhere; without places it is [n]. Few numbers come as lists, which
+    are soon added up.
     """
 
-    def __init__(self, p: Tensor, q: Tensor, places: Places | None = None) -> None:
+    def __init__(self, p: Tensor, q: Tensor | list[float], places: Places | list[int] | None = None) -> None:
         self._whole, self._places = p, places
-        self._p: Probabilities = p.numpy() if places is None else p.numpy()[places].astype(np.float64)
-        self._q: Probabilities = q.numpy()
-        self._elsewhere = 0.0 if places is None else max(0.0, 1.0 - float(self._p.sum()))  # p where q is 0
+        values: Probabilities = p.numpy()
+        self._p: Probabilities | list[float]
+        if isinstance(places, list):
+            self._p = [float(values[place]) for place in places]
+        else:
+            self._p = values if places is None else values[places].astype(np.float64)
+        self._q: Probabilities | list[float] = q if isinstance(q, list) else q.numpy()
+        self._elsewhere = 0.0 if places is None else max(0.0, 1.0 - _total(self._p))  # p where q is 0
         self._left = self._p, self._q  # where p - c·q can still be positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
@@ -46,8 +55,8 @@ class ResidualChain:
             if self._mass[-1] > 0:
                 p, q = self._left
                 rest = _positive_part(p, q, shift)
-                mass = self._elsewhere + float(rest.sum())
-                if len(self._mass) % PACKED == 0:  # looking for them takes longer than a step
+                mass = self._elsewhere + _total(rest)
+                if len(self._mass) % PACKED == 0 and not isinstance(rest, list):  # looking takes longer than a step
                     positive = rest > 0
                     self._left = p[positive], q[positive]
             self._shift.append(shift)
@@ -65,12 +74,11 @@ class ResidualChain:
         if mass <= 0 or rejections == 0:
             return self._whole
         rest = _positive_part(self._p, self._q, shift)
+        whole: Probabilities = self._whole.numpy().copy() if self._places is not None else np.asarray(rest)
         if self._places is not None:
-            whole = self._whole.numpy().copy()
             whole[self._places] = rest
-            rest = whole
-        rest /= mass
-        return torch.from_numpy(rest)
+        whole /= mass
+        return torch.from_numpy(whole)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""
@@ -79,10 +87,16 @@ class ResidualChain:
         return [1.0 - min(1.0, masses[j + 1] / masses[j]) if masses[j] > 0 else 1.0 for j in range(count)]
 
 
-def _positive_part(p: Probabilities, q: Probabilities, shift: float) -> Probabilities:
-    """max(0, p - shift·q)."""
+def _positive_part(p: Any, q: Any, shift: float) -> Any:
+    """max(0, p - shift·q), of arrays or of lists."""
+    if isinstance(p, list):
+        return [max(0.0, mine - shift * other) for mine, other in zip(p, q, strict=True)]
     rest = p - shift * q
     return np.maximum(rest, 0.0, out=rest)
+
+
+def _total(values: Probabilities | list[float]) -> float:
+    return math.fsum(values) if isinstance(values, list) else float(values.sum())
 
 
 def acceptance_counts(alphas: Sequence[float]) -> list[float]:
@@ -92,12 +106,19 @@ def acceptance_counts(alphas: Sequence[float]) -> list[float]:
     for alpha in alphas:
         first.append(alpha * none[-1])
         none.append(none[-1] * (1.0 - alpha))
-    column = np.array(none)  # P(0..m, k) for the present k
+    column = none  # P(0..m, k) for the present k
     result = [none[count]]
     for _ in range(count):
-        column = np.concatenate(([0.0], np.convolve(first, column)[:count]))
-        result.append(float(column[count]))
+        column = [0.0, *_product(first, column)]
+        result.append(column[count])
     return result
+
+
+def _product(first: list[float], other: list[float]) -> list[float]:
+    """The first len(first) numbers of the product of two series."""
+    if len(first) > SHORT:
+        return np.convolve(first, other)[: len(first)].tolist()  # type: ignore[no-any-return]
+    return [sum(map(mul, first, other[place::-1])) for place in range(len(first))]
 
 
 def dynamic_width(counts: Sequence[float], threshold: float) -> int:
