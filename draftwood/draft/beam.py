@@ -80,7 +80,7 @@ class BeamDrafter(Drafter):
             if asked and not said and memory is None:
                 break
             rows = _Rows(memory, forest, live, forced, said, propose, whole=bool(depth.needs - LOAD))
-            if rows.few and not any(row.tokens for row in rows.told().values()):
+            if rows.few and not rows.tells:
                 break
             if not (alone or depth.keeps(partial(rows.sureness, nodes, self._weight))):
                 break
@@ -246,11 +246,17 @@ class _Rows:
         """Whether no more than a few tokens after each node need be drafted: what the memory tells, and no model."""
         return not (self.said or self.whole) and self.propose.edit is None and self.memory is not None
 
+    @property
+    def tells(self) -> bool:
+        """Whether the memory, or a row of the target itself, tells a token after some node."""
+        return any(self._told(node).tokens for node in self.live)
+
     def told(self) -> dict[int, Leading]:
         """After each node the tokens that the memory tells, or of the target's own row the most probable."""
-        return {
-            node: self.likeliest(node, KNOWN_TOKENS if node in self.forest.known else LIKELIEST) for node in self.live
-        }
+        return {node: self._told(node) for node in self.live}
+
+    def _told(self, node: int) -> Leading:
+        return self.likeliest(node, KNOWN_TOKENS if node in self.forest.known else LIKELIEST)
 
     def dense(self) -> Tensor:
         """Log-probabilities [live nodes, V]."""

@@ -28,7 +28,7 @@ COLDEST, HOTTEST = 1e-30, 1e30  # beyond them nothing but ties is left, and all 
 
 def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """The softmax of logits [..., V] over a temperature > 0, of their dtype."""
-    temperature = _clamped(temperature)
+    temperature = clamped(temperature)
     if _is_native(logits) and not isinstance(lib := library(), str):
         logits = logits.contiguous()
         probs = torch.empty_like(logits)
@@ -44,32 +44,8 @@ def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def softmax_at(start: int, size: int, temperature: float) -> Tensor:
     """`softmax` of the logits at an address."""
     probs = torch.empty(size, dtype=torch.float32)
-    check(loaded_library().dw_softmax(1, size, start, 1 / _clamped(temperature), probs.data_ptr()) != 0)
+    check(loaded_library().dw_softmax(1, size, start, 1 / clamped(temperature), probs.data_ptr()) != 0)
     return probs
-
-
-def joint_shares(
-    scores: Sequence[float], rows: Sequence[LogitsRow | None], temperature: float, ends: bool
-) -> Tensor | None:
-    """The shares [A, V] of beams and tokens, e^((score + log-probability) / temperature) over the sum of all.
-
-    Rows are `normalised`; with `ends` [A, V + 1]: in front the one number that a beam has whose row is None. None: not
-    all rows are the native library's to read. NonFiniteError where shares are not finite.
-    """
-    starts, size = array("Q"), 0
-    for row in rows:
-        start = 0 if row is None else address(row.logits)
-        if start is None:
-            return None
-        starts.append(start)
-        size = size if row is None else row.logits.shape[0]
-    log_sums = array("d", [0.0 if row is None or row.log_sum is None else row.log_sum for row in rows])
-    shares, likelihoods = torch.empty(len(rows), ends + size), array("d", scores)
-    given = (part.buffer_info()[0] for part in (starts, likelihoods, log_sums))
-    into, scale = shares.data_ptr(), 1 / _clamped(temperature)
-    if loaded_library().dw_joint(len(rows), size, ends, *given, scale, into) != 0:
-        raise NonFiniteError(NOT_FINITE)
-    return shares
 
 
 def excess(p: Tensor, q: Tensor | None, factor: float, token: int) -> tuple[Tensor, float]:
@@ -119,7 +95,7 @@ def draw_logits(start: int, size: int, best: int, temperature: float, u: float) 
     `best` is the place of the largest.
     """
     log_prob = c_double()
-    scale = 1 / _clamped(temperature)
+    scale = 1 / clamped(temperature)
     token = loaded_library().dw_draw_logits(size, start, best, scale, u, byref(log_prob))
     if token < 0:
         raise NonFiniteError(NOT_FINITE)
@@ -234,5 +210,6 @@ def _is_native(rows: Tensor) -> bool:
     return rows.dtype == torch.float32 and rows.device.type == "cpu" and not rows.requires_grad
 
 
-def _clamped(temperature: float) -> float:
+def clamped(temperature: float) -> float:
+    """A temperature that float32 can divide by."""
     return min(max(temperature, COLDEST), HOTTEST)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,10 @@ def library() -> ctypes.CDLL | str:
     lib.dw_draws.argtypes = [c_int64, c_void_p, c_int64, c_void_p, c_void_p]
     lib.dw_draw_logits.restype = c_int64
     lib.dw_draw_logits.argtypes = [c_int64, c_void_p, c_int64, c_float, c_double, c_void_p]
-    lib.dw_joint.argtypes = [c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_float, c_void_p]
+    lib.dw_shares.argtypes = [c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_float, *[c_void_p] * 3]
+    lib.dw_shares_all.argtypes = [c_int64, c_int64, c_int, c_void_p, c_float, *[c_void_p] * 3]
+    places = (c_int64, c_void_p, c_void_p)
+    lib.dw_shares_draws.argtypes = [c_int64, c_int64, c_int, c_void_p, c_float, *[c_void_p] * 3, *places, *places]
     lib.dw_excess.restype = c_double
     lib.dw_excess.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_int64, c_void_p]
     lib.dw_leading.argtypes = [c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p]

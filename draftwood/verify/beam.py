@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.core.records import BeamLayer, Judged, Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.verify.joint import Joint, Randomness, align, within
+from draftwood.verify.joint import Joint, Randomness, Shares, align, few_within, within
 from draftwood.verify.tree import acceptance, residual, without
 from draftwood.verify.width import ResidualChain, WidthRule
 
@@ -67,12 +67,20 @@ class _Iid:
     def __init__(self, p: Joint, q: Joint) -> None:
         self.support = p.support
         self._p, self._q = p, q
-        places, inside = within(q, p.support)
-        self.chain = ResidualChain(p.prob, inside, places)
+        self._known: dict[Outcome, tuple[float, float]] = {}  # p and q of outcomes of q, where these are few
+        few = few_within(q, p.support)
+        if few is None:
+            places, inside = within(q, p.support)
+            self.chain = ResidualChain(p.prob, inside, places)
+        else:
+            self.chain = ResidualChain(
+                p.shares, [prob for _, prob in few.values()], [place for place, _ in few.values()]
+            )
+            self._known = dict(zip(few, self.chain.pairs, strict=True))
         self._rejections = 0
 
     def chances(self, draw: Outcome) -> tuple[float, float]:
-        (p,), (q,) = self._p.probs([draw]), self._q.probs([draw])
+        p, q = self._known.get(draw) or (*self._p.probs([draw]), *self._q.probs([draw]))
         return self.chain.value(p, q, self._rejections), q
 
     def accept(self, draw: Outcome) -> None:
@@ -81,7 +89,7 @@ class _Iid:
     def reject(self, draw: Outcome) -> None:
         self._rejections += 1
 
-    def rest(self) -> Tensor:
+    def rest(self) -> Shares:
         return self.chain.residual(self._rejections)
 
 

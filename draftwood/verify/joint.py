@@ -15,13 +15,15 @@ from torch import Tensor
 from draftwood.core.records import Outcome
 from draftwood.core.row_tops import LogitsRow
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import FEW, Streams, draw, draw_distinct, draws, truncated, warp
+from draftwood.sampling.distributions import FEW, Streams, draw_distinct, draws, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.rows import Leading, best, element, joint_shares
+from draftwood.sampling.row_shares import RowShares
+from draftwood.sampling.rows import Leading, best, element
 from draftwood.sampling.truncation import Places
 
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
+Shares: TypeAlias = Tensor | RowShares  # weights [n] of any sum
 
 NOT_FINITE = "a joint distribution of beams is not finite (NaN or infinite logits)"
 
@@ -31,9 +33,9 @@ class Randomness(Protocol):
 
     def coin(self, chance: float) -> bool: ...
 
-    def pick(self, probs: Tensor) -> int: ...
+    def pick(self, probs: Shares) -> int: ...
 
-    def picks(self, probs: Tensor, count: int) -> list[int]: ...
+    def picks(self, probs: Shares, count: int) -> list[int]: ...
 
     def distinct(self, probs: Tensor, count: int) -> list[int]: ...
 
@@ -49,13 +51,14 @@ class Seeded:
         """True with that chance."""
         return self._streams.uniform(self._purpose) < chance
 
-    def pick(self, probs: Tensor) -> int:
+    def pick(self, probs: Shares) -> int:
         """One index of weights [n]."""
-        return draw(probs, self._streams.uniform(self._purpose))
+        return self.picks(probs, 1)[0]
 
-    def picks(self, probs: Tensor, count: int) -> list[int]:
+    def picks(self, probs: Shares, count: int) -> list[int]:
         """`count` independent indices of weights [n]: as so many calls of `pick`."""
-        return draws(probs, [self._streams.uniform(self._purpose) for _ in range(count)])
+        us = [self._streams.uniform(self._purpose) for _ in range(count)]
+        return probs.draws(us) if isinstance(probs, RowShares) else draws(probs, us)
 
     def distinct(self, probs: Tensor, count: int) -> list[int]:
         """Up to `count` distinct indices of weights [n], drawn one after the other."""
@@ -124,17 +127,22 @@ class Support:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Outcomes (beam, token) in the order of their support, and their probabilities `prob` [n], which sum to 1.
+    """Outcomes (beam, token) in the order of their support, and their probabilities `shares` [n], which sum to 1.
 
-    `prob` is float64, because residuals subtract nearly equal numbers; a grid of a large vocabulary keeps the dtype of
-    the logits. A grid may hold zeros. It lies on the CPU.
+    They are float64, because residuals subtract nearly equal numbers; a grid of a large vocabulary keeps the dtype of
+    the logits, or computes what somebody looks at (`RowShares`). A grid may hold zeros. They lie on the CPU.
     """
 
     support: Support
-    prob: Tensor
+    shares: Shares
 
     def __len__(self) -> int:
         return len(self.support)
+
+    @property
+    def prob(self) -> Tensor:
+        """All probabilities [n]."""
+        return self.shares.dense() if isinstance(self.shares, RowShares) else self.shares
 
     @property
     def possible(self) -> int:
@@ -148,8 +156,11 @@ class Joint:
 
     def probs(self, outcomes: Sequence[Outcome]) -> list[float]:
         """Probabilities of outcomes; 0 where one is not among these."""
-        values = self.prob.numpy()
-        return [0.0 if (at := self.support.place(outcome)) is None else float(values[at]) for outcome in outcomes]
+        places = [self.support.place(outcome) for outcome in outcomes]
+        if isinstance(self.shares, RowShares):
+            return [0.0 if at is None else self.shares.at(at) for at in places]
+        values = self.shares.numpy()
+        return [0.0 if at is None else float(values[at]) for at in places]
 
     def restrict(self, beams: Sequence[int]) -> Joint:
         """Only the outcomes of some beams, renormalised (spec §3 step 2, §9.2); empty where nothing is left."""
@@ -171,31 +182,32 @@ class Joint:
             support, prob = replace(support, keys=support.keys[keep], beams=tuple(beams)), prob[keep]
         total = float(prob.sum(dtype=np.float64))
         if total <= 0:
-            return Joint(Support(support.vocab_size, np.empty(0, np.int64)), self.prob[:0])
+            return Joint(Support(support.vocab_size, np.empty(0, np.int64)), torch.empty(0, dtype=torch.float64))
         return Joint(support, torch.from_numpy(prob / prob.dtype.type(total)))
 
     def draws(self, count: int, randomness: Randomness, replacement: bool = True) -> list[Outcome]:
         """`count` draws in order: iid, or distinct (all outcomes where there are fewer)."""
         if not len(self):
             return []
-        places = randomness.picks(self.prob, count) if replacement else randomness.distinct(self.prob, count)
+        places = randomness.picks(self.shares, count) if replacement else randomness.distinct(self.prob, count)
         return [self.support.name(place) for place in places]
 
 
-def within(q: Joint, support: Support) -> tuple[Places | list[int] | None, Tensor | list[float]]:
-    """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order.
+def few_within(q: Joint, support: Support) -> dict[Outcome, tuple[int, float]] | None:
+    """The places of q's outcomes that lie in a support, and q there; None where many are, which are for `within`."""
+    if len(q) > FEW:
+        return None
+    row = support.vocab_size + 1
+    named = ((key // row, key % row - 1) for key in q.support.all_keys().tolist())
+    found = ((outcome, support.place(outcome), prob) for outcome, prob in zip(named, q.prob.tolist(), strict=True))
+    return {outcome: (place, prob) for outcome, place, prob in found if place is not None}
 
-    Few are lists: NumPy would take longer to begin.
-    """
+
+def within(q: Joint, support: Support) -> tuple[Places | None, Tensor]:
+    """(places [m], q there) of q's outcomes that lie in a support; without places these are all, in their order."""
     ours = q.support
     if ours.keys is None and support.keys is None and (ours.beams, ours.first) == (support.beams, support.first):
         return None, q.prob
-    if len(q) <= FEW:
-        row = support.vocab_size + 1
-        named = ((key // row, key % row - 1) for key in ours.all_keys().tolist())
-        placed = zip(map(support.place, named), q.prob.tolist(), strict=True)
-        found = [(place, prob) for place, prob in placed if place is not None]
-        return [place for place, _ in found], [prob for _, prob in found]
     places, inside = support.places(ours.all_keys())
     if not inside.all():
         return places[inside], torch.from_numpy(q.prob.numpy()[inside])
@@ -263,9 +275,9 @@ def joint_of(
     first = 0 if None in rows else 1
     columns = vocab + 1 - first
     if mode == "joint" and len(rows) * columns > SMALL and not (params.greedy or params.truncates):
-        grid = joint_shares(scores, rows, params.temperature, not first)
-        if grid is not None:
-            return Joint(Support(vocab, None, named, first), grid.view(-1))
+        shares = RowShares.of(scores, rows, params.temperature)
+        if shares is not None:
+            return Joint(Support(vocab, None, named, first), shares)
     log_p = torch.stack([row.logits - row.log_sum if row.log_sum else row.logits for row in rows if row is not None])
     precise = torch.promote_types(log_p.dtype, torch.float32)
     likelihoods = torch.tensor(scores, dtype=precise, device=log_p.device)

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
+from draftwood.sampling.row_shares import RowShares
+from draftwood.sampling.rows import element
 from draftwood.sampling.truncation import Places
-from draftwood.verify.joint import Probabilities
+from draftwood.verify.joint import Probabilities, Shares
 
 PACKED = 8  # of so many rejections, one leaves out what is no longer positive
 SHORT = 16  # series that are multiplied sooner than NumPy begins
@@ -33,19 +35,27 @@ class ResidualChain:
     are soon added up.
     """
 
-    def __init__(self, p: Tensor, q: Tensor | list[float], places: Places | list[int] | None = None) -> None:
+    def __init__(self, p: Shares, q: Tensor | list[float], places: Places | list[int] | None = None) -> None:
         self._whole, self._places = p, places
-        values: Probabilities = p.numpy()
         self._p: Probabilities | list[float]
-        if isinstance(places, list):
-            self._p = [float(values[place]) for place in places]
+        if isinstance(p, RowShares):
+            assert isinstance(places, list)  # more of them are sooner looked up in all of p
+            self._p = [p.at(place) for place in places]
+        elif isinstance(places, list):
+            self._p = [element(p, place) for place in places]
         else:
-            self._p = values if places is None else values[places].astype(np.float64)
+            self._p = p.numpy() if places is None else p.numpy()[places].astype(np.float64)
         self._q: Probabilities | list[float] = q if isinstance(q, list) else q.numpy()
-        self._elsewhere = 0.0 if places is None else max(0.0, 1.0 - _total(self._p))  # p where q is 0
+        beside = places is not None and len(places) < len(p)
+        self._elsewhere = max(0.0, 1.0 - _total(self._p)) if beside else 0.0  # p where q is 0
         self._left = self._p, self._q  # where p - c·q can still be positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """(p, q) where q lies."""
+        return list(zip(self._p, self._q, strict=True))
 
     def _step(self, rejections: int) -> tuple[float, float]:
         """(c, N) after that many rejections; N is 0 where so many rejections have probability zero."""
@@ -68,17 +78,24 @@ class ResidualChain:
         shift, mass = self._step(rejections)
         return max(0.0, p - shift * q) / mass if mass > 0 else p
 
-    def residual(self, rejections: int) -> Tensor:
-        """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree)."""
+    def residual(self, rejections: int) -> Shares:
+        """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree).
+
+        Of `RowShares` it is p' over some factor.
+        """
         shift, mass = self._step(rejections)
         if mass <= 0 or rejections == 0:
             return self._whole
         rest = _positive_part(self._p, self._q, shift)
-        whole: Probabilities = self._whole.numpy().copy() if self._places is not None else np.asarray(rest)
+        if isinstance(self._whole, RowShares):
+            assert self._places is not None
+            return self._whole.changed(dict(zip(self._places, rest, strict=True)))
         if self._places is not None:
+            whole = self._whole.numpy().copy()
             whole[self._places] = rest
-        whole /= mass
-        return torch.from_numpy(whole)
+            rest = whole
+        rest /= mass
+        return torch.from_numpy(rest)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""

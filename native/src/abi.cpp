@@ -36,18 +36,14 @@ template <class R, class F> static R guarded(R instead, F f) {
   return instead;
 }
 
-constexpr int64_t DRAWN = 512;  // weights that are summed up together
-
-static bool possible(double total) { return total > 0 && std::isfinite(total); }
-
 // The places where weights pass each u times their sum, which is returned: first among blocks, whose weights block(first, count)
 // gives, then within one. No places where the sum is 0 or not finite.
 template <class F> static double drawn(int64_t n, int64_t draws, const double* u, int64_t* place, F block) {
   static thread_local std::vector<double> sums;
   sums.clear();
   double total = 0;
-  for (int64_t first = 0; first < n; first += DRAWN) {
-    const int64_t count = std::min(DRAWN, n - first);
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    const int64_t count = std::min(BLOCK, n - first);
     sums.push_back(kernels().whole_sum(block(first, count), count));
     total += sums.back();
   }
@@ -57,7 +53,7 @@ template <class F> static double drawn(int64_t n, int64_t draws, const double* u
     int64_t last = 0;
     size_t at = 0;
     while (at + 1 < sums.size() && before + sums[at] <= sought) before += sums[at++];
-    const int64_t first = static_cast<int64_t>(at) * DRAWN, count = std::min(DRAWN, n - first);
+    const int64_t first = static_cast<int64_t>(at) * BLOCK, count = std::min(BLOCK, n - first);
     const float* weight = block(first, count);
     for (int64_t i = 0; i < count; i++) {
       if (!(weight[i] > 0)) continue;
@@ -145,7 +141,7 @@ int dw_draws(int64_t n, const float* weight, int64_t count, const double* u, int
 }
 int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob) {
   return guarded<int64_t>(-1, [&] {
-    float made[DRAWN];
+    float made[BLOCK];
     int64_t token = -1;
     const double sum = drawn(n, 1, &u, &token, [&](int64_t first, int64_t count) {
       kernels().exps(x + first, count, x[best], scale, made);
@@ -155,11 +151,18 @@ int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, dou
     return token;
   });
 }
-int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale, float* out) {
+int dw_shares(int64_t beams, int64_t n, const float* const* x, const double* score, const double* log_sum, float scale, double* top, double* factor, double* sums) {
+  return guarded(1, [&] { return share(beams, n, x, score, log_sum, scale, top, factor, sums) ? 0 : 1; });
+}
+int dw_shares_all(int64_t beams, int64_t n, int ends, const float* const* x, float scale, const double* top, const double* factor, float* out) {
   return guarded(1, [&] {
-    if (!joint(beams, n, ends, x, score, log_sum, scale, out)) throw std::runtime_error("shares are not finite");
+    for (int64_t beam = 0; beam < beams; beam++) all_shares({beams, n, x, scale, top, factor, nullptr}, beam, ends, out + beam * (ends + n));
     return 0;
   });
+}
+int dw_shares_draws(int64_t beams, int64_t n, int ends, const float* const* x, float scale, const double* top, const double* factor, const double* sums,
+                    int64_t changed, const int64_t* where, const double* weight, int64_t draws, const double* u, int64_t* place) {
+  return guarded(1, [&] { return draw_shares({beams, n, x, scale, top, factor, sums}, ends, changed, where, weight, draws, u, place) ? 0 : 1; });
 }
 double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out) {
   return guarded<double>(0, [&] {
@@ -167,7 +170,7 @@ double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_
     if (0 <= without && without < n && out[without] != 0) {
       out[without] = 0;
       sum = 0;
-      for (int64_t first = 0; first < n; first += DRAWN) sum += kernels().whole_sum(out + first, std::min(DRAWN, n - first));
+      for (int64_t first = 0; first < n; first += BLOCK) sum += kernels().whole_sum(out + first, std::min(BLOCK, n - first));
     }
     return sum;
   });

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 16 };
+enum { DW_VERSION = 17 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -54,10 +54,17 @@ DW_API int dw_block_sums(int64_t n, int64_t block, const float* weight, double* 
 DW_API int dw_draws(int64_t n, const float* weight, int64_t count, const double* u, int64_t* place);
 /* Such a place for the weights e^(scale * x) of which x[best] is the largest, or -1; *log_prob: the logarithm of its share. */
 DW_API int64_t dw_draw_logits(int64_t n, const float* x, int64_t best, float scale, double u, double* log_prob);
-/* out [beams][ends + n]: the share of each beam and token, e^(scale * (score + x - log_sum)) over the sum of all; log_sum is that
-   of e^x. With `ends` 1 a number comes before the tokens' ones: all that a beam without x (null), which has ended, has. Returns 1
-   where shares are not finite. */
-DW_API int dw_joint(int64_t beams, int64_t n, int ends, const float* const* x, const double* score, const double* log_sum, float scale, float* out);
+/* The share of each beam and token, e^(scale * (score + x - log_sum)) over the sum of all, where log_sum is that of e^x, is
+   factor * e^(scale * (x - top)) with the top and factor [beams] given here. sums [beams][ceil(n / 512)]: those of so many tokens
+   each, over the factor. A beam without x (null) has ended: all that it has is one share, its factor; its first sum is 1, the
+   others 0. Returns 1 where shares are not finite. */
+DW_API int dw_shares(int64_t beams, int64_t n, const float* const* x, const double* score, const double* log_sum, float scale, double* top, double* factor, double* sums);
+/* out [beams][ends + n]: all shares; with `ends` 1 a place comes before the tokens', of an ended beam's one share. */
+DW_API int dw_shares_all(int64_t beams, int64_t n, int ends, const float* const* x, float scale, const double* top, const double* factor, float* out);
+/* place [draws]: as dw_draws of all shares, of which those at the ascending places `where` [changed] are `weight` instead, which is
+   no more than they were. */
+DW_API int dw_shares_draws(int64_t beams, int64_t n, int ends, const float* const* x, float scale, const double* top, const double* factor, const double* sums,
+                           int64_t changed, const int64_t* where, const double* weight, int64_t draws, const double* u, int64_t* place);
 /* out [n] = max(0, factor * p - q), q or null for zeros, and 0 at `without` if it is a place; returns the sum. */
 DW_API double dw_excess(int64_t n, const float* p, const float* q, float factor, int64_t without, float* out);
 

@@ -10,7 +10,8 @@ from draftwood import NonFiniteError
 from draftwood.core.row_tops import LogitsRow
 from draftwood.sampling import rows
 from draftwood.sampling.distributions import draw
-from draftwood.sampling.rows import address, block_sums, draw_logits, excess, joint_shares, number, softmax
+from draftwood.sampling.row_shares import RowShares
+from draftwood.sampling.rows import address, block_sums, draw_logits, excess, number, softmax
 from draftwood.util import native_library
 
 SIZES = [1, 7, 16, 1000, 1024, 4097, 49_152]
@@ -119,7 +120,7 @@ def test_shares_of_beams_and_tokens(size: int, temperature: float, ended: int | 
     made, scores = logits(size), [-0.7, -0.2, -2.0]
     rows = [LogitsRow(row, float(row.double().logsumexp(-1))) for row in made]
     given = [None if beam == ended else row for beam, row in enumerate(rows)]
-    shares = joint_shares(scores, given, temperature, ended is not None)
+    shares = RowShares.of(scores, given, temperature)
     assert shares is not None
     log_joint = torch.tensor(scores, dtype=torch.float64)[:, None] + made.double().log_softmax(-1)
     if ended is not None:
@@ -128,21 +129,55 @@ def test_shares_of_beams_and_tokens(size: int, temperature: float, ended: int | 
         log_joint[ended, 0] = scores[ended]
     at = min(max(temperature, 1e-30), 1e30)
     expected = ((log_joint - log_joint.max()) / at).flatten().softmax(-1).view_as(log_joint)
-    torch.testing.assert_close(shares.double(), expected, atol=1e-30, rtol=1e-4 if temperature != 1 else 3e-6)
-    assert not bool(shares[log_joint == -math.inf].any())
+    near = {"atol": 1e-30, "rtol": 1e-4 if temperature != 1 else 3e-6}
+    one_by_one = torch.tensor([shares.at(place) for place in range(len(shares))], dtype=torch.float64)
+    for found in (shares.dense().double(), one_by_one):
+        torch.testing.assert_close(found.view_as(log_joint), expected, **near)
+        assert not bool(found.view_as(log_joint)[log_joint == -math.inf].any())
+
+
+@pytest.mark.parametrize("computed_by", ["native"], indirect=True)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.0])
+@pytest.mark.parametrize("ended", [None, 1])
+def test_beams_and_tokens_drawn_from_shares(size: int, temperature: float, ended: int | None) -> None:
+    """Where the running sum of float64 passes u of the whole, with some shares made smaller and without."""
+    generator = torch.Generator().manual_seed(size)
+    rows = [LogitsRow(row, float(row.double().logsumexp(-1))) for row in logits(size)]
+    given = [None if beam == ended else row for beam, row in enumerate(rows)]
+    shares = RowShares.of([-0.7, -0.2, -2.0], given, temperature)
+    assert shares is not None
+    us = [0.0, *torch.rand(60, generator=generator, dtype=torch.float64).tolist(), 1 - 2**-48]
+    whole = shares.dense().double()
+    likely = whole.topk(min(9, len(whole))).indices.tolist()
+    others = torch.randint(len(whole), (20,), generator=generator).tolist()
+    less = {place: max(0.0, 0.3 * shares.at(place) - 1e-9) for place in {*likely[1:], *others}} | {likely[0]: 0.0}
+    for changed in ({}, less, dict.fromkeys(likely, 0.0)):
+        law = whole.clone()
+        law[[*changed]] = torch.tensor([*changed.values()], dtype=torch.float64)
+        if not law.any():
+            continue
+        law /= law.sum()
+        sums = law.cumsum(0)
+        drawn = (shares.changed(changed) if changed else shares).draws(us)
+        for u, place in zip(us, drawn, strict=True):
+            assert law[place] > 0 and abs(float(sums[place]) - u) <= float(law[place]) + 3e-6
+    with pytest.raises(NonFiniteError):
+        shares.changed(dict.fromkeys(range(len(shares)), 0.0)).draws([0.5])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_shares_that_are_not_finite(bad: float) -> None:
     made = torch.zeros(2, 5000)
     made[1, 77] = bad
-    rows = [LogitsRow(row, 8.0) for row in made]
-    if joint_shares([0.0, -1.0], rows[:1] * 2, 1.0, False) is not None:  # the native library's
-        with pytest.raises(NonFiniteError):
-            joint_shares([0.0, -1.0], rows, 1.0, False)
-        with pytest.raises(NonFiniteError):
-            joint_shares([0.0, math.nan], rows[:1] * 2, 1.0, False)
-    assert joint_shares([0.0], [LogitsRow(made[0].double(), 8.0)], 1.0, False) is None
+    rows = [LogitsRow(row, float(row.logsumexp(-1))) for row in made]
+    if RowShares.of([0.0, -1.0], rows[:1] * 2, 1.0) is not None:  # the native library's
+        for scores, wrong in (([0.0, -1.0], rows), ([0.0, math.nan], rows[:1] * 2)):
+            for temperature in (1.0, 0.5):
+                with pytest.raises(NonFiniteError):
+                    found = RowShares.of(scores, wrong, temperature)
+                    assert found is not None and found.draws([0.5])
+    assert RowShares.of([0.0], [LogitsRow(made[0].double(), 8.0)], 1.0) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -13,10 +13,11 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams
+from draftwood.sampling.distributions import FEW, Streams
 from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.row_shares import RowShares
 from draftwood.sampling.rows import as_rows, leading
-from draftwood.verify.joint import Joint, Seeded, align, joint_of_likeliest, within
+from draftwood.verify.joint import Joint, Seeded, align, few_within, joint_of_likeliest, within
 from draftwood.verify.width import ResidualChain
 
 PARAMS = [
@@ -162,8 +163,17 @@ def test_residuals_where_few_were_drafted(sharp: float) -> None:
     assert p.support.keys is None and len(q) == 12 and float(q.prob.sum()) == pytest.approx(1, abs=1e-12)
     assert q.restrict([1, 0]) is q and {beam for beam, _ in q.restrict([1]).table()} == {1}
     places, inside = within(q, p.support)
-    few, whole = ResidualChain(p.prob, inside, places), ResidualChain(p.prob.double(), align(p, q)[2])
-    assert few.alphas(5) == pytest.approx(whole.alphas(5), abs=2e-6)
-    for rejections in range(4):
-        assert float(few.residual(rejections).sum()) == pytest.approx(1, abs=1e-5)
-        torch.testing.assert_close(few.residual(rejections).double(), whole.residual(rejections), atol=2e-6, rtol=1e-4)
+    found = few_within(q, p.support)
+    assert found is not None and len(p) > FEW and few_within(p, p.support) is None
+    assert [*found] == [p.support.name(int(place)) for place in places]
+    listed = [[pair[one] for pair in found.values()] for one in (1, 0)]
+    whole = ResidualChain(p.prob.double(), align(p, q)[2])
+    for shares, at in ((p.prob, (inside, places)), (p.prob, listed), (p.shares, listed)):
+        few = ResidualChain(shares, *at)
+        assert few.alphas(5) == pytest.approx(whole.alphas(5), abs=2e-6)
+        for rejections in range(4):
+            rest = few.residual(rejections)
+            if isinstance(rest, RowShares):  # of any sum
+                rest = rest.dense() / rest.dense().sum()
+            assert float(rest.sum()) == pytest.approx(1, abs=1e-5)
+            torch.testing.assert_close(rest.double(), whole.residual(rejections), atol=2e-6, rtol=1e-4)
