@@ -7,6 +7,7 @@ import pytest
 import torch
 from enumeration import slow_warp
 from leading_rows import among
+from tabular import follows
 
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
@@ -15,13 +16,15 @@ from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_
 from draftwood.sampling.drawing import SMALL, Weights
 from draftwood.sampling.params import SamplingParams as Params
 from draftwood.sampling.penalties import Penalties
-from draftwood.sampling.rows import largest
+from draftwood.sampling.rows import Leading, as_rows, largest
 from draftwood.sampling.rows import leading as rows_leading
 from draftwood.sampling.truncation import kept, leading, nucleus, ranked
 from draftwood.verify import bound
+from draftwood.verify.beam import verify_layer
 from draftwood.verify.beam_search import BeamSearch
+from draftwood.verify.joint import Seeded, joint_of, joint_of_likeliest
 from draftwood.verify.kseq import balance
-from draftwood.verify.width import ResidualChain
+from draftwood.verify.width import ResidualChain, WidthRule
 
 CPU = torch.device("cpu")
 SIZES = [4097, 20_000, 50_257]  # no multiple of a block among them
@@ -236,3 +239,33 @@ def test_leading_tokens_of_what_is_no_distribution(bad: float, dtype: torch.dtyp
         rows_leading([LogitsRow(logits, float(logits.logsumexp(-1)))], 4)
     with pytest.raises(NonFiniteError):
         rows_leading([LogitsRow(logits.log_softmax(-1), 0.0)], 4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("ended", [False, True])
+def test_layers_of_few_drafts_follow_the_joint_of_whole_rows(temperature: float, ended: bool) -> None:
+    """Pairs of beams, drawn, judged and completed as a request's streams have it, against their product law."""
+    size, labels = 20_000, [4, 7]
+    logits = torch.randn(2, size, generator=torch.Generator().manual_seed(3))
+    for row, token, more in ((0, 5, 11.0), (0, 600, 10.0), (0, 19_999, 9.5), (1, 5, 10.5), (1, 0, 9.0)):
+        logits[row, token] = more
+    normal = as_rows(logits.log_softmax(-1))
+    p = joint_of(
+        [-1.0, -1.4], [normal[0], None if ended else normal[1]], SamplingParams(temperature=temperature), labels=labels
+    )
+    guess = Leading([5, 600, 77], [math.log(0.4), math.log(0.3), math.log(0.2)])  # one token in vain, others not told
+    q = joint_of_likeliest([-1.0, -1.0], [guess, None if ended else guess], labels, size, SamplingParams())
+    table = p.table()
+    names = {outcome: outcome for outcome, prob in table.items() if prob > 0.01}
+    law: dict[object, float] = {}
+    for one, first in table.items():
+        law[names.get(one)] = law.get(names.get(one), 0.0) + first
+    pairs = {(one, other): law[one] * law[other] for one in law for other in law}
+    seen, accepted = [], 0
+    for seed in range(4000):
+        streams = Streams(seed)
+        draws = q.draws(3, Seeded(streams, "draft"))
+        layer = verify_layer(draws, q, p, labels, WidthRule(fixed=2), Seeded(streams, "accept"))
+        seen.append(tuple(names.get(beam) for beam in layer.beams))
+        accepted += layer.accepted
+    assert follows(seen, pairs) and 1000 < accepted < 7000
