@@ -25,7 +25,19 @@ class RowShares:
     and for draws, one pass over each row sums them up.
     """
 
-    __slots__ = ("_changed", "_ends", "_factor", "_given", "_kept", "_size", "_starts", "_sums", "_top", "scale")
+    __slots__ = (
+        "_changed",
+        "_dense",
+        "_ends",
+        "_factor",
+        "_given",
+        "_kept",
+        "_size",
+        "_starts",
+        "_sums",
+        "_top",
+        "scale",
+    )
 
     def __init__(
         self, scores: Sequence[float], rows: Sequence[LogitsRow | None], starts: array[int], temperature: float
@@ -39,6 +51,7 @@ class RowShares:
         self._given = array("d", scores), self._top[:]
         self._sums: array[float] | None = None
         self._changed: Mapping[int, float] = {}
+        self._dense: Tensor | None = None
         if self.scale == 1:
             most = max(scores)
             factors = [math.exp(score - most) for score in scores]
@@ -82,7 +95,7 @@ class RowShares:
         other: RowShares = object.__new__(RowShares)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
-        other._changed = dict(sorted(shares.items()))
+        other._changed, other._dense = dict(sorted(shares.items())), None
         return other
 
     def draws(self, us: Sequence[float]) -> list[int]:
@@ -98,12 +111,14 @@ class RowShares:
 
     def dense(self) -> Tensor:
         """All shares [A·(ends + V)]."""
-        self._sum()
-        shares = torch.empty(len(self))
-        head = len(self._starts), self._size, self._ends, _at(self._starts), self.scale
-        loaded_library().dw_shares_all(*head, _at(self._top), _at(self._factor), shares.data_ptr())
-        shares[[*self._changed]] = torch.tensor([*self._changed.values()])
-        return shares
+        if self._dense is None:
+            self._sum()
+            shares = self._dense = torch.empty(len(self))
+            head = len(self._starts), self._size, self._ends, _at(self._starts), self.scale
+            loaded_library().dw_shares_all(*head, _at(self._top), _at(self._factor), shares.data_ptr())
+            if self._changed:
+                shares[[*self._changed]] = torch.tensor([*self._changed.values()])
+        return self._dense
 
     def _sum(self) -> array[float]:
         """The sums of each BLOCK tokens of each beam, over its factor."""
