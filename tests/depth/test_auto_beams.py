@@ -154,7 +154,9 @@ def test_a_model_that_has_drafted_goes_on_whatever_others_left_in_a_cache() -> N
         assert one.asks == repeats
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": True}, {"drafter": "lookup"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), {"memory": True}, {"drafter": "lookup"}], ids=str
+)
 @pytest.mark.parametrize("replacement", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_law_is_exact_whenever_rounds_rest(
     options: dict[str, Any], replacement: bool, monkeypatch: pytest.MonkeyPatch

@@ -216,7 +216,7 @@ def test_the_largest_above_a_number(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 3000, 50_257])
 def test_leading_tokens_are_those_of_sorting(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
-    for trial in range(20):
+    for trial in range(20 if size < 10_000 else 6):
         logits = (torch.randn(size, generator=generator) * 3).round(decimals=trial % 3).to(dtype)
         if trial % 2:
             logits[torch.rand(size, generator=generator) < 0.9] = -math.inf
