@@ -14,7 +14,7 @@ from draftwood.errors import NonFiniteError
 from draftwood.sampling.rows import NOT_FINITE, address, clamped, number
 from draftwood.util.native_library import loaded_library
 
-BLOCK = 512  # tokens whose shares the native library sums up together
+BLOCK = 512  # tokens whose shares the native library sums up together: that of native/src/rows.h
 
 
 class RowShares:
@@ -32,11 +32,11 @@ class RowShares:
         "_factor",
         "_given",
         "_kept",
+        "_scale",
         "_size",
         "_starts",
         "_sums",
         "_top",
-        "scale",
     )
 
     def __init__(
@@ -46,13 +46,13 @@ class RowShares:
         self._starts = starts
         self._size = next(row.logits.shape[0] for row in rows if row is not None)
         self._ends = int(None in rows)
-        self.scale = 1 / clamped(temperature)
+        self._scale = 1 / clamped(temperature)
         self._top = array("d", [0.0 if row is None else row.log_sum or 0.0 for row in rows])
         self._given = array("d", scores), self._top[:]
         self._sums: array[float] | None = None
         self._changed: Mapping[int, float] = {}
         self._dense: Tensor | None = None
-        if self.scale == 1:
+        if self._scale == 1:
             most = max(scores)
             factors = [math.exp(score - most) for score in scores]
             whole = math.fsum(factors)
@@ -87,7 +87,7 @@ class RowShares:
         start, token = self._starts[beam], column - self._ends
         if not start or token < 0:  # all of a beam that has ended lies before its tokens
             return self._factor[beam] if not start and token < 0 else 0.0
-        return self._factor[beam] * math.exp(self.scale * (number(start, token) - self._top[beam]))
+        return self._factor[beam] * math.exp(self._scale * (number(start, token) - self._top[beam]))
 
     def changed(self, shares: Mapping[int, float]) -> RowShares:
         """The same, to be drawn from, where some places have less than their shares."""
@@ -103,7 +103,7 @@ class RowShares:
         sums = self._sum()
         where, weights = array("q", self._changed), array("d", self._changed.values())
         places, at = array("q", bytes(8 * len(us))), array("d", us)
-        head = len(self._starts), self._size, self._ends, _at(self._starts), self.scale
+        head = len(self._starts), self._size, self._ends, _at(self._starts), self._scale
         rows = *head, _at(self._top), _at(self._factor), _at(sums)
         if loaded_library().dw_shares_draws(*rows, len(where), _at(where), _at(weights), len(us), _at(at), _at(places)):
             raise NonFiniteError(NOT_FINITE)
@@ -114,7 +114,7 @@ class RowShares:
         if self._dense is None:
             self._sum()
             shares = self._dense = torch.empty(len(self))
-            head = len(self._starts), self._size, self._ends, _at(self._starts), self.scale
+            head = len(self._starts), self._size, self._ends, _at(self._starts), self._scale
             loaded_library().dw_shares_all(*head, _at(self._top), _at(self._factor), shares.data_ptr())
             if self._changed:
                 shares[[*self._changed]] = torch.tensor([*self._changed.values()])
@@ -126,7 +126,7 @@ class RowShares:
             blocks = -(-self._size // BLOCK)
             self._sums = array("d", bytes(8 * blocks * len(self._starts)))
             scores, log_sums = self._given
-            head = len(self._starts), self._size, _at(self._starts), _at(scores), _at(log_sums), self.scale
+            head = len(self._starts), self._size, _at(self._starts), _at(scores), _at(log_sums), self._scale
             if loaded_library().dw_shares(*head, _at(self._top), _at(self._factor), _at(self._sums)):
                 raise NonFiniteError(NOT_FINITE)
         return self._sums
